@@ -1,0 +1,160 @@
+"""IR2: the graph of Layers.
+
+Every tensor is a dense row-major array.  Spatial kinds are channels-last: activations are [batch, *spatial, channels]; the
+ONNX order is met by explicit `transpose` layers, which passes cancel.  A Layer has a kind, a raw result that the kind defines,
+and an `expression` computed on every element of that raw result before it is stored (operand 0 is the raw result, operand k is
+`extra[k - 1]`, broadcast to the output's shape).  For `elementwise` the operands are the inputs themselves and `extra` is empty.
+
+kind            inputs                       attributes, and what the raw result is
+elementwise     any, broadcast               (none); output shape may exceed every input's (expand)
+matmul          A [..., M, K], B [..., K, N] transpose_a, transpose_b: the stored operand has its last two dims swapped; batch
+                                             dims broadcast.  Bias, alpha and beta live in the expression.
+convolution     X [N, *s, C], W [*k, C/g, O] strides, dilations, pads (begins then ends, Dims), groups.  Bias: expression.
+deconvolution   X [N, *s, C], W [*k, C, O/g] strides, dilations, pads (as above), groups; the output's shape says the rest:
+                                             y[n, i*stride + k*dilation - pad_begin, (g, o)] += x[n, i, (g, c)] * w[k, (g, c), o]
+pool            X [N, *s, C]                 mode (max, average, lp), kernel, strides, dilations, pads, include_pad, p.  The output's
+                                             shape settles ceil mode; the divisor of an average counts elements inside the
+                                             padded input (include_pad) or inside the input.
+reduce          X                            op (sum mean max min prod l1 l2 sum_square log_sum log_sum_exp argmax argmin), axes
+                                             (sorted), select_last (arg*); reduced dims are kept as 1
+softmax         X                            axis, log
+normalize       X                            axes, mode (layer: (x - mean) / sqrt(var + epsilon); rms: x / sqrt(mean(x^2) + epsilon)),
+                                             epsilon.  Scale and bias: expression.
+attention       Q [B, S, H, D], K [B, T, G, D], V [B, T, G, E], mask ("" or broadcast to [B, H, S, T]; f32 added, bool: False = -inf)
+                                             scale, causal (query s sees key t <= s + T - S); G divides H.  Result [B, S, H, E].
+transpose       X                            perm
+reshape         X                            (none); a view, same elements in order
+concat          X...                         axis
+slice           X                            starts, steps (one a dim; Dims and non-zero ints); the output's shape settles the ends
+pad             X                            before (one a dim, Dims, may be negative), mode (constant reflect edge wrap), value (float)
+gather          X, indices                   axis; negative indices count from the end
+resize          X                            mode (nearest linear cubic), scales (one a dim: float, or None for output/input size),
+                                             coordinate (half_pixel, pytorch_half_pixel, align_corners, asymmetric, half_pixel_symmetric,
+                                             tf_crop_and_resize), nearest (round_prefer_floor round_prefer_ceil floor ceil), cubic_a,
+                                             exclude_outside, antialias, extrapolation, roi (or None)
+sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
+host            any                          node (serialized NodeProto), domains ({domain: opset version}); run by onnx's reference
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sartor.graph.expression import Expression
+from sartor.sizes import Dim, product, symbols
+from sartor.types import BYTES
+
+KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "transpose",
+         "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "host")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Element type and shape of a value."""
+
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    @property
+    def elements(self) -> Dim:
+        return product(self.shape)
+
+    @property
+    def bytes(self) -> Dim:
+        return self.elements * BYTES[self.dtype]
+
+    @property
+    def rows(self) -> Dim:
+        """Product of all dims but the last."""
+        return product(self.shape[:-1])
+
+    @property
+    def columns(self) -> Dim:
+        """The last dim; 1 for a scalar."""
+        return self.shape[-1] if self.shape else 1
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One step of the graph.  `inputs` and `outputs` name values ("" for an absent optional input)."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    expression: Expression | None = None
+    extra: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()  # names of the model's nodes it came from
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """All values read, without absent ones."""
+        return tuple(v for v in (*self.inputs, *self.extra) if v)
+
+
+@dataclass
+class Graph:
+    """Layers in order of computation.  `tensors` has every value, constants included; `constants` the contents of constants."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: dict[str, Tensor]
+    constants: dict[str, np.ndarray[Any, Any]]
+    layers: list[Layer]
+    name: str = ""
+
+    def problem(self, layer: Layer) -> Problem:
+        """The layer with the types and constants it needs."""
+        names = (*layer.reads, *layer.outputs)
+        return Problem(layer, {n: self.tensors[n] for n in names}, {n: self.constants[n] for n in names if n in self.constants})
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A layer together with the types of its values and its constant operands: all that a template may look at."""
+
+    layer: Layer
+    tensors: Mapping[str, Tensor]
+    constants: Mapping[str, np.ndarray[Any, Any]]
+
+    def input(self, index: int) -> Tensor:
+        return self.tensors[self.layer.inputs[index]]
+
+    def output(self, index: int = 0) -> Tensor:
+        return self.tensors[self.layer.outputs[index]]
+
+    def extra(self, index: int) -> Tensor:
+        return self.tensors[self.layer.extra[index]]
+
+    def constant(self, index: int) -> np.ndarray[Any, Any] | None:
+        """Contents of input `index` where it is constant."""
+        return self.constants.get(self.layer.inputs[index])
+
+    def __getitem__(self, attribute: str) -> Any:
+        return self.layer.attributes[attribute]
+
+    def signature(self) -> str:
+        """Everything that decides the layer's speed and nothing that does not: the tuning key, as a hash."""
+        layer = self.layer
+        seen: dict[str, int] = {}
+        operands = []
+        for name in (*layer.inputs, *layer.extra, *layer.outputs):
+            place = seen.setdefault(name, len(seen))
+            operands.append([place, str(self.tensors[name]) if name else "", name in self.constants])
+        attributes = {k: str(v) for k, v in sorted(layer.attributes.items()) if k not in ("node",)}
+        text = json.dumps([layer.kind, operands, attributes, str(layer.expression)])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def free_symbols(self) -> set[str]:
+        """Symbols in the shapes of its values."""
+        return {s for t in self.tensors.values() for d in t.shape for s in symbols(d)}

@@ -15,7 +15,7 @@ and local arrays are structured.  Python `for` loops over the builder are unroll
 
 Scalar types: `bool` (one byte in memory), `i8 i16 i32 i64`, `u8 u16 u32 u64`, `f16 bf16 f32 f64`.  `Type(scalar, lanes)` is a vector
 when lanes > 1.  Arithmetic between a scalar and a vector broadcasts the scalar; Python numbers become constants of the
-other operand's type.  f16 and bf16 are for loads, stores and casts; arithmetic is done in f32.
+other operand's type.  f16 and bf16 are for loads, stores, casts and moves of lanes; arithmetic is done in f32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SCALARS = ("bool", *SIGNED, *UNSIGNED, *FLOATS)
 BYTES = {"bool": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8, "f64": 8}
 
 # Operations on values of one type, by what they need.  Integer division and remainder truncate, as in C.
-BINARY_ANY = ("add", "sub", "mul", "min", "max")  # float min/max: IEEE minNum is not promised; a NaN operand gives either
+# min(a, b) is `a < b ? a : b` and max(a, b) is `a > b ? a : b`: where an operand is NaN, or both are zeros, the result is b.
+# Shifts by the width or more, division by zero and casts of floats out of an integer's range are undefined.
+BINARY_ANY = ("add", "sub", "mul", "min", "max")
 BINARY_FLOAT = ("div", "copysign")
 BINARY_INTEGER = ("idiv", "irem", "and", "or", "xor", "shl", "shr")  # shr is arithmetic for signed, logical for unsigned
 UNARY_FLOAT = ("neg", "abs", "sqrt", "floor", "ceil", "trunc", "nearbyint")  # nearbyint: ties to even
@@ -57,6 +59,11 @@ class Type:
     @property
     def is_float(self) -> bool:
         return self.scalar in FLOATS
+
+    @property
+    def is_half(self) -> bool:
+        """Whether this is one of the 16-bit floats, which have no arithmetic."""
+        return self.scalar in ("f16", "bf16")
 
     @property
     def bytes(self) -> int:
@@ -225,7 +232,10 @@ class Op:
     store       buffer, index, value[, mask] -
     gather      buffer, indexes(i64 or i32 vector)[, mask]       vector
     offset      buffer, index                a buffer            pointer arithmetic, in elements
+    constant    a number                     any
     row         rows, index                  a buffer            loads an address
+    set_row     rows, index, buffer          -                   stores an address
+    select_buffer mask (scalar), a, b        a buffer
     read        variable                     its type
     write       variable, value              -
     prefetch    buffer, index                -
@@ -318,12 +328,13 @@ class Kernel:
 
 
 class Builder:
-    """Builds one kernel."""
+    """Builds one kernel: declare the arguments, emit statements, `finish`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.parameters: list[Parameter] = []
         self._blocks: list[list[Statement]] = [[]]
+        self._heads: list[tuple[Statement, ...]] = []
         self._names: set[str] = set()
         self.begin = Value("begin", I64, self)
         self.end = Value("end", I64, self)
@@ -412,22 +423,29 @@ class Builder:
             out.append(value if value.type.lanes == want.lanes else self.broadcast(value, want.lanes))
         return out
 
+    def _undefined(self, code: str, type: Type) -> LoopError:
+        hint = "; cast it to f32 first" if type.is_half else ""
+        return LoopError(f"kernel {self.name}: {code} is not defined for {type}{hint}")
+
     def binary(self, code: str, a: Number, b: Number) -> Value:
-        """`code` of BINARY_*; integer values may use the float spelling `div` only through `idiv`."""
+        """`code` of BINARY_*; division is `div` for floats and `idiv` for integers."""
         x, y = self.unify(a, b)
         allowed = BINARY_ANY + (BINARY_FLOAT if x.type.is_float else BINARY_INTEGER)
-        if code not in allowed or (x.type.scalar == "bool" and code not in ("and", "or", "xor")):
-            raise LoopError(f"kernel {self.name}: {code} is not defined for {x.type}")
+        if code not in allowed or (x.type.scalar == "bool" and code not in ("and", "or", "xor")) or x.type.is_half:
+            raise self._undefined(code, x.type)
         return self.emit(code, x.type, (x.name, y.name), (x.type, y.type))
 
     def unary(self, code: str, a: Value) -> Value:
         allowed = UNARY_FLOAT if a.type.is_float else ("not",) if a.type.scalar == "bool" else (*UNARY_INTEGER, "abs")
-        if code not in allowed:
-            raise LoopError(f"kernel {self.name}: {code} is not defined for {a.type}")
+        if code not in allowed or a.type.is_half:
+            raise self._undefined(code, a.type)
         return self.emit(code, a.type, (a.name,), (a.type,))
 
     def compare(self, predicate: str, a: Number, b: Number) -> Value:
+        """`a` predicate `b`, lane by lane; see COMPARISONS."""
         x, y = self.unify(a, b)
+        if predicate not in COMPARISONS or x.type.is_half:
+            raise self._undefined(predicate, x.type)
         return self.emit("compare", x.type.of("bool"), (x.name, y.name), (x.type, y.type), predicate=predicate)
 
     def minimum(self, a: Number, b: Number) -> Value:
@@ -450,6 +468,8 @@ class Builder:
     def fma(self, a: Number, b: Number, c: Number) -> Value:
         """a * b + c."""
         x, y, z = self.unify(a, b, c)
+        if x.type.is_half or x.type.scalar == "bool":
+            raise self._undefined("fma", x.type)
         return self.emit("fma", x.type, (x.name, y.name, z.name), (x.type,) * 3)
 
     def cast(self, a: Value, scalar: str) -> Value:
@@ -457,12 +477,18 @@ class Builder:
         return a if a.type.scalar == scalar else self.emit("cast", a.type.of(scalar), (a.name,), (a.type,))
 
     def bitcast(self, a: Value, scalar: str) -> Value:
-        if BYTES[scalar] != BYTES[a.type.scalar]:
-            raise LoopError(f"kernel {self.name}: bitcast from {a.type} to {scalar} changes the size")
+        if BYTES[scalar] != BYTES[a.type.scalar] or "bool" in (scalar, a.type.scalar):
+            raise LoopError(f"kernel {self.name}: bitcast from {a.type} to {scalar} changes the size, or is of bool, which needs a cast")
         return self.emit("bitcast", a.type.of(scalar), (a.name,), (a.type,))
 
     def broadcast(self, a: Value, lanes: int) -> Value:
         return a if a.type.lanes == lanes else self.emit("broadcast", Type(a.type.scalar, lanes), (a.name,), (a.type,))
+
+    def first_lanes(self, count: Number, lanes: int) -> Value:
+        """A mask that is true in the first `count` lanes (none where `count` is below 1): the mask of a loop's remainder."""
+        total = count if isinstance(count, Value) else self.constant(count, I64)
+        limit = self.cast(self.maximum(self.minimum(total, lanes), 0), "i32")
+        return self.iota(lanes, "i32") < limit
 
     def iota(self, lanes: int, scalar: str = "i64") -> Value:
         """0, 1, 2, ... (a scalar 0 for one lane)."""
@@ -482,6 +508,9 @@ class Builder:
         """Combines the lanes of a vector (a scalar is returned unchanged)."""
         if kind not in REDUCTIONS:
             raise LoopError(f"kernel {self.name}: {kind} is not a reduction; {', '.join(REDUCTIONS)} are")
+        bitwise = kind in ("and", "or")
+        if v.type.is_half or (v.type.is_float and bitwise) or (v.type.scalar == "bool" and not bitwise):
+            raise self._undefined(f"reduce {kind}", v.type)
         return v if v.type.lanes == 1 else self.emit("reduce", Type(v.type.scalar), (v.name,), (v.type,), kind=kind)
 
     # --- memory ---
@@ -606,7 +635,7 @@ class Builder:
 
     @contextmanager
     def repeat_while(self) -> Iterator[list[Value]]:
-        """A while loop: `with b.repeat_while() as test:` compute the condition, `b.until(test, condition)`, then the body."""
+        """A while loop: `with b.repeat_while() as test:` compute the condition, `b.proceed(test, condition)`, then the body."""
         self._blocks.append([])
         test: list[Value] = []
         yield test
@@ -618,13 +647,11 @@ class Builder:
 
     def proceed(self, test: list[Value], condition: Value) -> None:
         """Ends the head of a while loop: its body, which follows, runs as long as `condition` is true."""
+        if condition.type != Type("bool"):
+            raise LoopError(f"kernel {self.name}: a while loop wants a scalar bool, not {condition.type}")
         self._heads.append(tuple(self._blocks[-1]))
         self._blocks[-1] = []
         test.append(condition)
-
-    @property
-    def _heads(self) -> list[tuple[Statement, ...]]:
-        return self.__dict__.setdefault("heads", [])
 
     def finish(self) -> Kernel:
         """The kernel, as data."""

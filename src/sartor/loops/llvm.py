@@ -150,7 +150,7 @@ class _Function:
         self.constants: dict[str, tuple[float | int | bool, str]] = {}
         self.variables: dict[str, Type] = {}
         self.count = 0
-        self.block = "entry"
+        self.block = ".0"
         written = _written_tables(kernel.body)
         self.fixed_rows = {p.name for p in kernel.parameters if p.kind == "rows"} - written
 
@@ -165,7 +165,7 @@ class _Function:
                       f'"target-features"="{target.features}" "prefer-vector-width"="{8 * target.vector_bytes}"')
         head = f'define dso_local void @"{self.kernel.name}"(ptr noundef %args, ptr noundef %scratch, i64 noundef %begin, i64 noundef %end)'
         body = "\n".join([*self.allocas, *self.lines])
-        return f"{head} {attributes} {{\nentry:\n{body}\n  ret void\n}}\n"
+        return f"{head} {attributes} {{\n.0:\n{body}\n  ret void\n}}\n"
 
     def arguments(self) -> None:
         for slot, parameter in enumerate(self.kernel.parameters):

@@ -35,6 +35,7 @@ from sartor.loops.language import (
     While,
 )
 from sartor.loops.target import Target
+from sartor.loops.verify import verify
 
 _REGISTER = {"bool": "i1", "f16": "i16", "bf16": "i16", "f32": "float", "f64": "double"}
 _ARITHMETIC = {
@@ -702,6 +703,8 @@ def render(kernels: Sequence[Kernel], target: Target) -> str:
     names = [k.name for k in kernels]
     if len(set(names)) < len(names):
         raise LoopError(f"two kernels of one module are called {next(n for n in names if names.count(n) > 1)}")
+    for kernel in kernels:
+        verify(kernel)
     module = _Module()
     functions = [_Function(kernel, target, module).render() for kernel in kernels]
     return "\n".join([f'target triple = "{target.triple}"', "", *functions, module.text(), ""])

@@ -1,0 +1,1 @@
+"""What machine is this: descriptions of processing units, found by asking (`probe`) and measuring (`rates`)."""

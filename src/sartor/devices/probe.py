@@ -1,0 +1,212 @@
+"""What machine is this: found by asking the system, without measuring and without LLVM, so that loading a program may use it.
+
+    device = host_device()             this machine
+    device = device_for("avx2")        this machine, used as if it had no more than AVX2; or another kind of machine
+    device = measure(host_device())    with rates found by running kernels (compiles; kept in the cache folder)
+
+`SARTOR_ISA` lowers what this machine claims to have, to try what would happen on a lesser one.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from sartor.devices.device import Device
+from sartor.errors import OptionError, UnsupportedError
+from sartor.loops.target import ISAS, target_for
+
+# What the processor must report, as /proc/cpuinfo spells it, for all that LLVM may use for the level.
+_FLAGS = {
+    "sse4": ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
+    "avx2": ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
+    "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+}
+_LEVELS = ("sse4", "avx2", "avx512")  # each includes those before it
+_CACHES = {1: 32 << 10, 2: 512 << 10, 3: 4 << 20}  # bytes, where the system does not say
+
+
+def host_isas() -> tuple[str, ...]:
+    """The instruction set levels this machine's processor reports, lowest first.
+
+    The environment variable `SARTOR_ISA` cuts the list after the level it names.
+
+    Raises
+    ------
+    UnsupportedError
+        When the processor has none of the levels Sartor makes code for.
+    OptionError
+        When `SARTOR_ISA` names no level of this machine.
+    """
+    found = _arm_or_x86()
+    if not found:
+        raise UnsupportedError(f"this processor ({platform.machine()}) has none of the instruction sets Sartor makes code for: "
+                               f"{', '.join(ISAS)}")
+    if limit := os.environ.get("SARTOR_ISA"):
+        if limit not in found:
+            raise OptionError(f"SARTOR_ISA is {limit}, but this machine has {', '.join(found)}")
+        found = found[:found.index(limit) + 1]
+    return found
+
+
+@cache
+def _arm_or_x86() -> tuple[str, ...]:
+    if platform.machine() in ("aarch64", "arm64"):
+        return ("neon",)
+    flags = set(_cpuinfo("flags").split())
+    found: list[str] = []
+    for level in _LEVELS:
+        if not flags.issuperset(_FLAGS[level]):
+            break
+        found.append(level)
+    return tuple(found)
+
+
+@cache
+def _cpuinfo(key: str) -> str:
+    """The first value of `key` in /proc/cpuinfo; empty where there is none."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == key:
+                    return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def usable_cores() -> int:
+    """How many cores this process may use: its affinity, or the cgroup's processor quota where that is less.
+
+    It is read anew each time, since both may change while a process runs.
+    """
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota()
+    return max(1, min(count, int(quota))) if quota is not None and quota >= 1 else 1 if quota is not None else count
+
+
+def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
+    """Processor time the cgroup grants, in cores; the tightest of the group and those above it; None where it is unlimited."""
+    quotas: list[float] = []
+    for folder in _cgroup_folders(root, membership):
+        quotas.extend(_quota_of(folder))
+    return min(quotas, default=None)
+
+
+def _cgroup_folders(root: Path, membership: Path) -> Iterable[Path]:
+    """Folders of this process's groups and of all above them, in versions 2 and 1 of the interface."""
+    yield root
+    yield root / "cpu"
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+            continue
+        group = root / controllers / path.lstrip("/") if controllers else root / path.lstrip("/")
+        yield group
+        yield from (p for p in group.parents if root in p.parents)
+
+
+def _quota_of(folder: Path) -> Iterable[float]:
+    try:
+        limit, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+        if limit != "max":
+            yield int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        granted = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+        if granted > 0:
+            yield granted / int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        pass
+
+
+def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
+    """Bytes of the data caches by level (1, 2, 3); plausible sizes where the system does not say, level 2's where 3 is missing."""
+    found: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            kind, level, size = ((index / name).read_text(encoding="utf-8").strip() for name in ("type", "level", "size"))
+        except OSError:
+            continue
+        if kind in ("Data", "Unified") and (value := _bytes(size)):
+            found[int(level)] = value
+    if not found:
+        return dict(_CACHES)
+    first = found.get(1, _CACHES[1])
+    second = found.get(2, max(first, _CACHES[2]))
+    return {1: first, 2: second, 3: found.get(3, second)}
+
+
+@cache
+def _host_caches() -> dict[int, int]:
+    return cache_sizes()
+
+
+def _bytes(text: str) -> int:
+    """`512K` in bytes; 0 for what is no size."""
+    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+    digits = text.rstrip("KMG")
+    return int(digits) * unit if digits.isdigit() else 0
+
+
+@cache
+def _name() -> str:
+    """The processor's name with what tells apart processors that call themselves alike."""
+    name = _cpuinfo("model name") or platform.machine()
+    family, model = _cpuinfo("cpu family"), _cpuinfo("model")
+    return f"{name} ({family}-{model})" if family and model else name
+
+
+def host_device() -> Device:
+    """This machine: its best instruction set, the cores this process may use, its caches.  Takes about a millisecond."""
+    sizes = _host_caches()
+    return Device(target_for(host_isas()[-1]), usable_cores(), sizes[1], sizes[2], sizes[3], _name())
+
+
+def device_for(isa: str, cores: int | None = None, name: str | None = None) -> Device:
+    """A device with the instruction set `isa`: this machine where it has that (its caches and cores, without the rest of its
+    instructions), else a described machine of that kind with common cache sizes, to compile for elsewhere.
+
+    Raises
+    ------
+    OptionError
+        When `isa` is not one of `ISAS`.
+    """
+    target = target_for(isa)
+    if isa in host_isas():
+        host = host_device()
+        return replace(host, target=target, cores=cores or host.cores, name=name or host.name)
+    return Device(target, cores or usable_cores(), _CACHES[1], _CACHES[2], _CACHES[3], name or f"any {isa}")
+
+
+def measure(device: Device, refresh: bool = False) -> Device:
+    """`device` with the rates its kernels reach, as measured now or, unless `refresh`, as kept from an earlier time.
+
+    See `sartor.devices.rates`, which this imports (and with it LLVM).
+    """
+    from sartor.devices.rates import measured_device
+
+    return measured_device(device, refresh)
+
+
+def prove(isa: str) -> None:
+    """Makes sure code for `isa` runs on this machine, by running some in a process of its own; once a machine.
+
+    Raises
+    ------
+    UnsupportedError
+        When it does not.
+    """
+    from sartor.devices.rates import prove_isa
+
+    prove_isa(isa)

@@ -138,17 +138,24 @@ def floordiv(a: Dim, b: Dim) -> Dim:
         return a // b
     if a == b:
         return 1
-    if isinstance(b, int) and isinstance(a, Size):
-        if b == 1:
-            return a
-        whole = [(t, f // b) for t, f in a.terms if f % b == 0]
-        rest = _from_terms((t, f) for t, f in a.terms if f % b)
-        if isinstance(rest, int):
-            return _from_terms(whole) + rest // b
-        return _from_terms(whole) + _call("div", rest, b)
+    if isinstance(b, int) and isinstance(a, Size) and b > 0:
+        whole = _from_terms((t, f // b) for t, f in a.terms)
+        rest = _from_terms((t, f % b) for t, f in a.terms)
+        return whole + (rest // b if isinstance(rest, int) else _division(rest, b))
     if isinstance(a, Size) and isinstance(b, Size) and len(b.terms) == 1:
         if (quotient := _exact_quotient(a, b)) is not None:
             return quotient
+    return _call("div", a, b)
+
+
+def _division(a: Size, b: int) -> Dim:
+    """Floor of a / b for b > 1 where no part of `a` is a multiple of b; (x // c + k) // b becomes (x + c * k) // (c * b)."""
+    offset = sum(f for t, f in a.terms if not t)
+    nested = [(t, f) for t, f in a.terms if t]
+    if len(nested) == 1 and nested[0][1] == 1 and len(nested[0][0]) == 1:
+        atom = nested[0][0][0]
+        if atom.op == "div" and isinstance(atom.args[1], int) and atom.args[1] > 0:
+            return floordiv(atom.args[0] + offset * atom.args[1], atom.args[1] * b)
     return _call("div", a, b)
 
 
@@ -185,15 +192,31 @@ def ceildiv(a: Dim, b: Dim) -> Dim:
 
 
 def maximum(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return max(a, b)
-    return a if a == b else _call("max", *sorted((a, b), key=str))
+    """The larger of a and b."""
+    if at_least(a - b, 0):
+        return a
+    return b if at_least(b - a, 0) else _call("max", *sorted((a, b), key=str))
 
 
 def minimum(a: Dim, b: Dim) -> Dim:
-    if isinstance(a, int) and isinstance(b, int):
-        return min(a, b)
-    return a if a == b else _call("min", *sorted((a, b), key=str))
+    """The smaller of a and b."""
+    if at_least(a - b, 0):
+        return b
+    return a if at_least(b - a, 0) else _call("min", *sorted((a, b), key=str))
+
+
+def at_least(dim: Dim, bound: int) -> bool:
+    """Whether `dim >= bound` can be told from its form, every symbol being at least 0 (False: not known)."""
+    if not isinstance(dim, Size):
+        return dim >= bound
+    return all(f > 0 and all(map(_is_natural, t)) for t, f in dim.terms if t) and sum(f for t, f in dim.terms if not t) >= bound
+
+
+def _is_natural(atom: Atom) -> bool:
+    if atom.op == "symbol":
+        return True
+    natural = [at_least(x, 0) for x in atom.args]
+    return at_least(atom.args[1], 1) if atom.op == "mod" else any(natural) if atom.op == "max" else all(natural)
 
 
 def product(dims: Iterable[Dim]) -> Dim:

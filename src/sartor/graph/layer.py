@@ -33,7 +33,15 @@ resize          X                            mode (nearest linear cubic), scales
                                              tf_crop_and_resize), nearest (round_prefer_floor round_prefer_ceil floor ceil), cubic_a,
                                              exclude_outside, antialias, extrapolation, roi (or None)
 sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
-host            any                          node (serialized NodeProto), domains ({domain: opset version}); run by onnx's reference
+iota            -                            (none); the i64 vector 0, 1, 2, ... of the output's length
+host            any                          node (serialized NodeProto), domains ({domain: opset version}), captures (names by which the
+                                             node's subgraphs know the inputs that follow the node's own), defines (list of
+                                             (symbol, output index, dim index): sizes known only once it has run);
+                                             run by onnx's reference
+
+Every graph output is produced by a layer and is not a graph input.  `conditions` lists pairs of Dims that the model needs to be
+equal and whose equality does not follow from their form (a skip connection around a halving and a doubling): binding checks
+them and refuses sizes that break one.
 """
 
 from __future__ import annotations
@@ -51,7 +59,7 @@ from sartor.sizes import Dim, product, symbols
 from sartor.types import BYTES
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "transpose",
-         "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "host")
+         "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "host")
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ class Graph:
     constants: dict[str, np.ndarray[Any, Any]]
     layers: list[Layer]
     name: str = ""
+    conditions: list[tuple[Dim, Dim]] = field(default_factory=list)
 
     def problem(self, layer: Layer) -> Problem:
         """The layer with the types and constants it needs."""

@@ -1,0 +1,203 @@
+"""The worker threads, one pool a process, shared by all sessions.
+
+Workers are native threads that run `sartor_worker` of the first image that needed them; they never enter Python.  A run
+hands them a function and an argument by native code (`sartor_run`); here they are only started, and counted.
+
+A run that finds the pool held by another one goes on with its calling thread alone: results do not depend on the number of
+threads, so only its speed differs.  Waiting for the other run would cost more than it saves where both are short, and
+sharing the workers would slow both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sartor.errors import OptionError
+from sartor.runtime.image import Code, map_anonymous
+
+MAX_THREADS = 1024
+"""The most threads a run may have."""
+
+IDLE_SPIN_MICROSECONDS = 50
+"""How long a worker waits awake for the next run.  Waking a parked one takes 5 to 50 µs, and programs that run one network
+after another leave some tens of µs of Python between them; waiting much longer would only take the processor from others."""
+
+BARRIER_SPIN_MICROSECONDS = 20
+"""How long a thread waits for the others before it offers its processor.  Threads that all have a processor meet sooner;
+where they do not, this much is lost at every barrier."""
+
+# Layouts of `%pool` and `%slot` in sartor.loops.executor, in slots of 8 bytes.
+_POOL_SLOTS, _WORKER_SLOTS = 48, 16
+_POOL_WORKERS, _POOL_SYSCALL, _POOL_YIELD, _POOL_IDLE_SPINS, _POOL_BARRIER_SPINS, _POOL_BUSY = 0, 1, 2, 3, 4, 16
+_WORKER_JOBS, _WORKER_PARKED, _WORKER_POOL = 0, 4, 5
+
+
+def available_threads() -> int:
+    """How many threads this process may run at once: its processor affinity, bounded by its control group's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return max(1, min(allowed, MAX_THREADS, math.ceil(quota)))
+
+
+def _cgroup_quota(membership: Path, root: Path) -> float:
+    """The least processor quota of this process's control groups and those above them; infinite without one."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return math.inf
+    quota = math.inf
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, read = root, _quota_v2
+        elif "cpu" in controllers.split(","):
+            base, read = root / controllers, _quota_v1
+            if not base.is_dir():
+                base = root / "cpu"
+        else:
+            continue
+        # Inside a container the path may name a group of the host; the root is then this process's own group.
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            quota = min(quota, read(folder))
+            if folder == base:
+                break
+    return quota
+
+
+def _quota_v2(group: Path) -> float:
+    try:
+        limit, period = (group / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return math.inf
+    return math.inf if limit == "max" else int(limit) / int(period)
+
+
+def _quota_v1(group: Path) -> float:
+    try:
+        limit = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return math.inf
+    return limit / period if limit > 0 and period > 0 else math.inf
+
+
+class WorkerPool:
+    """Native worker threads and the memory through which runs reach them.
+
+    The memory and the code that workers run are never given back: workers end with the process, whenever that is.
+
+    Attributes
+    ----------
+    address
+        Of the `%pool` structure, for the `pool` slot of runs.
+    """
+
+    def __init__(self) -> None:
+        length = 8 * (_POOL_SLOTS + _WORKER_SLOTS * (MAX_THREADS - 1))
+        self.address = map_anonymous(length)
+        self._words = (ctypes.c_int64 * (length // 8)).from_address(self.address)
+        self._growing = threading.Lock()
+        self._code: Code | None = None
+        libc = ctypes.CDLL(None)
+        self._words[_POOL_SYSCALL] = _function_address(libc.syscall)
+        self._words[_POOL_YIELD] = _function_address(libc.sched_yield)
+        self._create = libc.pthread_create
+        self._create.argtypes = [ctypes.c_void_p] * 4
+        self._detach = libc.pthread_detach
+        self._detach.argtypes = [ctypes.c_void_p]
+        for worker in range(MAX_THREADS - 1):
+            self._words[_POOL_SLOTS + worker * _WORKER_SLOTS + _WORKER_POOL] = self.address
+        os.register_at_fork(after_in_child=self._forget_workers)
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self._words[_POOL_WORKERS]
+
+    def grow(self, threads: int, code: Code) -> int:
+        """Starts workers until runs of `threads` threads find enough, and returns how many threads runs may have.
+
+        That is fewer than asked for when the system refuses more threads.  Any thread may call this at any time, also while
+        runs are active.
+
+        Parameters
+        ----------
+        threads
+            Threads of a run, its calling thread included.
+        code
+            Code with an executor; the first one given is what all workers run.
+
+        Raises
+        ------
+        OptionError
+            `threads` is not between 1 and `MAX_THREADS`.
+        """
+        if not 1 <= threads <= MAX_THREADS:
+            raise OptionError(f"a run cannot have {threads} threads; expected 1 to {MAX_THREADS}")
+        with self._growing:
+            if self.workers + 1 < threads:
+                self._start(threads - 1, code)
+            return min(threads, self.workers + 1)
+
+    def _start(self, wanted: int, code: Code) -> None:
+        if not sys.platform.startswith("linux"):
+            return  # parking uses the futex of Linux
+        if self._code is None:
+            self._code = code
+            pause = _pause_microseconds(code)
+            self._words[_POOL_IDLE_SPINS] = max(1, round(IDLE_SPIN_MICROSECONDS / pause))
+            self._words[_POOL_BARRIER_SPINS] = max(1, round(BARRIER_SPIN_MICROSECONDS / pause))
+        entry = self._code.address("sartor_worker")
+        handle = ctypes.c_void_p()
+        # A new thread inherits the mask: signals are for the threads that know Python.
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            for worker in range(self.workers, wanted):
+                slot = self.address + 8 * (_POOL_SLOTS + worker * _WORKER_SLOTS)
+                if self._create(ctypes.byref(handle), None, entry, slot):
+                    break
+                self._detach(handle)
+                self._words[_POOL_WORKERS] = worker + 1
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+    def _forget_workers(self) -> None:
+        """In a forked child: only the thread that forked lives on, so there are no workers and no run is active."""
+        self._growing = threading.Lock()
+        for worker in range(self.workers):
+            slot = _POOL_SLOTS + worker * _WORKER_SLOTS
+            self._words[slot + _WORKER_JOBS] = 0
+            self._words[slot + _WORKER_PARKED] = 0
+        self._words[_POOL_WORKERS] = 0
+        self._words[_POOL_BUSY] = 0
+
+
+@cache
+def process_pool() -> WorkerPool:
+    """The pool that all sessions of this process share; it has no workers before a run needs them."""
+    return WorkerPool()
+
+
+def _function_address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _pause_microseconds(code: Code) -> float:
+    """How long one pause of the processor lasts: 0.01 to 0.05 µs, whatever the clock; the best of a few tries."""
+    spin = ctypes.CFUNCTYPE(None, ctypes.c_int64)(code.address("sartor_spin"))
+    pauses, times = 1000, []
+    for _ in range(5):
+        start = time.perf_counter_ns()
+        spin(pauses)
+        times.append(time.perf_counter_ns() - start)
+    return min(times) / 1000 / pauses

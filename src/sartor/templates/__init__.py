@@ -1,0 +1,25 @@
+"""The operation template library: one file an algorithm, listed in one tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sartor.devices.device import Device
+from sartor.graph.layer import Problem
+from sartor.templates.base import Template
+
+TEMPLATES: tuple[Template, ...] = ()
+"""All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
+
+
+def candidates(problem: Problem, device: Device) -> list[Template]:
+    """The templates that can compute the layer on `device`, in order of preference."""
+    return [template for template in TEMPLATES if template.applies(problem, device)]
+
+
+def choose(problem: Problem, device: Device) -> tuple[Template, dict[str, Any]] | None:
+    """The template and configuration taken where nothing was measured; None where no template applies."""
+    for template in candidates(problem, device):
+        if (config := template.default(problem, device)) is not None:
+            return template, config
+    return None

@@ -156,8 +156,8 @@ class Template(Protocol):
     def space(self, problem: Problem, device: Device) -> Space:
         """The knobs to choose from."""
 
-    def default(self, problem: Problem, device: Device) -> dict[str, Any]:
-        """The configuration when nothing was measured."""
+    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
+        """The configuration when nothing was measured; None where the template is for measured layers only."""
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
         """Constants in the layout the kernels want; addressed by `Constant(index)`."""

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Iterable
@@ -87,7 +88,7 @@ def usable_cores() -> int:
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota()
-    return max(1, min(count, int(quota))) if quota is not None and quota >= 1 else 1 if quota is not None else count
+    return max(1, min(count, math.ceil(quota)) if quota is not None else count)
 
 
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:

@@ -13,8 +13,8 @@ neighbours or the network.
 Statements are in SSA form: each operation makes one `Value`; what changes (accumulators) is a `Variable`.  Loops, branches
 and local arrays are structured.  Python `for` loops over the builder are unrolled code.  `print(kernel)` gives readable text.
 
-Scalar types: `bool` (one byte in memory), `i8 i16 i32 i64`, `u8 u16 u32 u64`, `f16 bf16 f32 f64`.  `Type(scalar, lanes)` is a vector
-when lanes > 1.  Arithmetic between a scalar and a vector broadcasts the scalar; Python numbers become constants of the
+Scalar types: `bool` (one byte in memory), `i8 i16 i32 i64`, `u8 u16 u32 u64`, `f16 bf16 f32 f64`.  `Type(scalar, lanes)` is a
+vector when lanes > 1.  Arithmetic between a scalar and a vector broadcasts the scalar; Python numbers become constants of the
 other operand's type.  f16 and bf16 are for loads, stores, casts and moves of lanes; arithmetic is done in f32.
 """
 
@@ -31,7 +31,10 @@ FLOATS = ("f16", "bf16", "f32", "f64")
 SIGNED = ("i8", "i16", "i32", "i64")
 UNSIGNED = ("u8", "u16", "u32", "u64")
 SCALARS = ("bool", *SIGNED, *UNSIGNED, *FLOATS)
-BYTES = {"bool": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "f16": 2, "bf16": 2, "i32": 4, "u32": 4, "f32": 4, "i64": 8, "u64": 8, "f64": 8}
+BYTES = {
+    "bool": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8,
+    "f16": 2, "bf16": 2, "f32": 4, "f64": 8,
+}
 
 # Operations on values of one type, by what they need.  Integer division and remainder truncate, as in C.
 # min(a, b) is `a < b ? a : b` and max(a, b) is `a > b ? a : b`: where an operand is NaN, or both are zeros, the result is b.
@@ -211,8 +214,8 @@ Operand: TypeAlias = "str | int | float | bool"
 
 @dataclass(frozen=True)
 class Op:
-    """One operation.  `result` is "" for stores.  Operands are names of values, buffers or variables, or Python numbers, which are
-    constants of the operation's operand type.  `attributes` are compile-time facts: lanes, align, indexes, non_temporal.
+    """One operation.  `result` is "" for stores.  Operands are names of values, buffers or variables, or Python numbers, which
+    are constants of the operation's operand type.  `attributes` are compile-time facts: lanes, align, indexes, non_temporal.
 
     code        operands                     result type         meaning
     <binary>    a, b                         type of a           see BINARY_*
@@ -220,7 +223,7 @@ class Op:
     compare     a, b  (predicate=)           bool x lanes        see COMPARISONS
     select      mask, a, b                   type of a           mask is bool, scalar or of as many lanes
     fma         a, b, c                      type of a           a * b + c (one rounding where the machine has it, else two)
-    cast        a                            any, same lanes     value conversion; float to int truncates, out of range is undefined
+    cast        a                            any, same lanes     value conversion; float to int truncates; to bool is `!= 0`
     bitcast     a                            same bytes          reinterprets bits
     broadcast   a                            vector              all lanes are a
     iota        -                            vector              0, 1, 2, ...
@@ -255,7 +258,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Loop:
-    """`for name in range(start, stop, step)`; i64; `unroll` is a hint of how many copies of the body to make (0: let the back end choose)."""
+    """`for name in range(start, stop, step)`, in i64.
+
+    `unroll` is a hint of how many copies of the body to make (1: none more, 0: let the back end choose).
+    """
 
     name: str
     start: Operand
@@ -306,7 +312,7 @@ Statement: TypeAlias = Op | Loop | While | If | DeclareVariable | DeclareLocal |
 
 @dataclass(frozen=True)
 class Parameter:
-    """One 8-byte slot of `args`.  kind: `pointer` (to `scalar`), `size` (i64), `rows` (pointer to a table of pointers to `scalar`)."""
+    """One 8-byte slot of `args`: a `pointer` to `scalar`s, a `size` (i64), or `rows`, the address of a table of such pointers."""
 
     name: str
     kind: Literal["pointer", "size", "rows"]
@@ -403,7 +409,8 @@ class Builder:
             return self.broadcast(self.constant(value, Type(type.scalar)), type.lanes)
         if isinstance(value, float) and not type.is_float:
             raise LoopError(f"kernel {self.name}: the constant {value} is not a whole number, but {type} is wanted")
-        return self.emit("constant", type, (float(value) if type.is_float else bool(value) if type.scalar == "bool" else int(value),))
+        number = float(value) if type.is_float else bool(value) if type.scalar == "bool" else int(value)
+        return self.emit("constant", type, (number,))
 
     def unify(self, *items: Number) -> list[Value]:
         """The operands as values of one type: numbers become constants, scalars are broadcast to vectors."""
@@ -478,7 +485,7 @@ class Builder:
 
     def bitcast(self, a: Value, scalar: str) -> Value:
         if BYTES[scalar] != BYTES[a.type.scalar] or "bool" in (scalar, a.type.scalar):
-            raise LoopError(f"kernel {self.name}: bitcast from {a.type} to {scalar} changes the size, or is of bool, which needs a cast")
+            raise LoopError(f"kernel {self.name}: bitcast from {a.type} to {scalar} changes the size or is of bool; use cast")
         return self.emit("bitcast", a.type.of(scalar), (a.name,), (a.type,))
 
     def broadcast(self, a: Value, lanes: int) -> Value:
@@ -522,7 +529,8 @@ class Builder:
             return index.name
         return int(index)
 
-    def load(self, buffer: Buffer, index: Number = 0, lanes: int = 1, mask: Value | None = None, align: int | None = None) -> Value:
+    def load(self, buffer: Buffer, index: Number = 0, lanes: int = 1, mask: Value | None = None,
+             align: int | None = None) -> Value:
         """`lanes` consecutive elements from `index` on.  `align` in bytes, by default one element's."""
         operands: list[Operand] = [buffer.name, self._index(index)]
         if mask is not None:
@@ -543,7 +551,8 @@ class Builder:
         self.append(Op("", "store", v.type, tuple(operands), types, attributes))
 
     def gather(self, buffer: Buffer, indexes: Value, mask: Value | None = None) -> Value:
-        operands: list[Operand] = [buffer.name, indexes.name] + ([mask.name] if mask is not None else [])
+        """The elements at `indexes` (i32 or i64), in elements from the start of `buffer`; masked-off lanes are 0."""
+        operands = [buffer.name, indexes.name, *([] if mask is None else [mask.name])]
         types = (indexes.type,) if mask is None else (indexes.type, mask.type)
         return self.emit("gather", indexes.type.of(buffer.scalar), operands, types)
 
@@ -607,11 +616,11 @@ class Builder:
     @contextmanager
     def loop(self, name: str, start: Number, stop: Number, step: Number = 1, unroll: int = 0) -> Iterator[Value]:
         """`for name in range(start, stop, step)`; step is positive."""
-        bounds = [self._index(x) for x in (start, stop, step)]
+        first, last, by = (self._index(x) for x in (start, stop, step))
         name = self.fresh(name)
         self._blocks.append([])
         yield Value(name, I64, self)
-        self.append(Loop(name, *bounds, body=tuple(self._blocks.pop()), unroll=unroll))
+        self.append(Loop(name, first, last, by, tuple(self._blocks.pop()), unroll))
 
     @contextmanager
     def branch(self, condition: Value) -> Iterator[None]:

@@ -119,7 +119,8 @@ class _Module:
 
     def __init__(self) -> None:
         self.declarations: dict[str, str] = {}
-        self.metadata: list[str] = ['!{!"llvm.loop.vectorize.enable", i1 false}', '!{!"llvm.loop.unroll.disable"}', "!{}", "!{i32 1}"]
+        vectorize, unroll = '!{!"llvm.loop.vectorize.enable", i1 false}', '!{!"llvm.loop.unroll.disable"}'
+        self.metadata = [vectorize, unroll, "!{}", "!{i32 1}"]
 
     def loop(self, unroll: int) -> str:
         """The metadata node of a loop: never vectorised by LLVM, unrolled as asked."""
@@ -164,7 +165,8 @@ class _Function:
         target = self.target
         attributes = (f'nounwind "no-builtins" "no-trapping-math"="true" "target-cpu"="{target.cpu}" '
                       f'"target-features"="{target.features}" "prefer-vector-width"="{8 * target.vector_bytes}"')
-        head = f'define dso_local void @"{self.kernel.name}"(ptr noundef %args, ptr noundef %scratch, i64 noundef %begin, i64 noundef %end)'
+        arguments = "ptr noundef %args, ptr noundef %scratch, i64 noundef %begin, i64 noundef %end"
+        head = f'define dso_local void @"{self.kernel.name}"({arguments})'
         body = "\n".join([*self.allocas, *self.lines])
         return f"{head} {attributes} {{\n.0:\n{body}\n  ret void\n}}\n"
 
@@ -250,7 +252,8 @@ class _Function:
                 self.allocas.append(f"  %{statement.name} = alloca {_register(statement.type)}")
             elif isinstance(statement, DeclareLocal):
                 align = max(16, self.target.vector_bytes)
-                self.allocas.append(f"  %{statement.name} = alloca [{statement.length} x {_memory(statement.scalar)}], align {align}")
+                array = f"[{statement.length} x {_memory(statement.scalar)}]"
+                self.allocas.append(f"  %{statement.name} = alloca {array}, align {align}")
             elif isinstance(statement, Comment):
                 self.line("; " + statement.text.replace("\n", " "))
 
@@ -335,6 +338,8 @@ class _Function:
             text = self.call(f"llvm.ctpop.{name}", kind, (kind, a))
         elif op.code == "leading_zeros":
             text = self.call(f"llvm.ctlz.{name}", kind, (kind, a), ("i1", "false"))
+        elif op.code == "abs" and _is_unsigned(op.type.scalar):
+            text = f"bitcast {kind} {a} to {kind}"
         elif op.code == "abs" and not op.type.is_float:
             text = self.call(f"llvm.abs.{name}", kind, (kind, a), ("i1", "false"))
         else:
@@ -659,9 +664,9 @@ _EMIT: dict[str, _Emitter] = {
     **dict.fromkeys(("neg", "ineg", "not", "popcount", "leading_zeros", *_ROUNDING), _Function.unary),
     **{
         name: getattr(_Function, name)
-        for name in ("constant", "copysign", "compare", "select", "fma", "cast", "bitcast", "broadcast", "iota", "extract", "insert",
-                     "shuffle", "reduce", "load", "store", "gather", "offset", "row", "set_row", "select_buffer", "read", "write",
-                     "prefetch")
+        for name in ("constant", "copysign", "compare", "select", "fma", "cast", "bitcast", "broadcast", "iota", "extract",
+                     "insert", "shuffle", "reduce", "load", "store", "gather", "offset", "row", "set_row", "select_buffer", "read",
+                     "write", "prefetch")
     },
 }
 

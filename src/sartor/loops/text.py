@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from sartor.loops.language import Comment, DeclareLocal, DeclareVariable, If, Kernel, Loop, Op, Operand, Statement, While
 
 _INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "idiv": "//", "irem": "%", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "idiv": "//", "irem": "%", "and": "&", "or": "|", "xor": "^", "shl": "<<",
+    "shr": ">>",
 }
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _PREFIX = {"neg": "-", "ineg": "-", "not": "~"}
@@ -47,8 +48,8 @@ class _Printer:
             head = f"for {statement.name} in {self.name(statement.start)} .. {self.name(statement.stop)}{step}{unroll}:"
             return [head, *self.block(statement.body)]
         if isinstance(statement, While):
-            head = ["while:", *self.block(statement.head), f"  proceed {self.name(statement.condition)}"]
-            return [*head, *self.block(statement.body)]
+            test = ["while:", *self.block(statement.head), f"  proceed {self.name(statement.condition)}"]
+            return [*test, *self.block(statement.body)]
         if isinstance(statement, If):
             otherwise = ["else:", *self.block(statement.otherwise)] if statement.otherwise else []
             return [f"if {self.name(statement.condition)}:", *self.block(statement.then), *otherwise]

@@ -372,14 +372,16 @@ class _Verifier:
         outside = high < 0 or low >= buffer.size
         leaves = (-inf < low < 0) or (inf > high > buffer.size - wide)
         if outside or (leaves and not masked and not self.guards):
-            self.fail(f"{op.code} {op.result}: bytes {low} to {high + wide} of the local array {buffer.array}, which has {buffer.size}")
+            what = f"{op.code} {op.result}".rstrip()
+            self.fail(f"{what}: bytes {low} to {high + wide} of the local array {buffer.array}, which has {buffer.size}")
 
     def moved(self, op: Op) -> _Name:
         """The buffer `operands[1]` elements after buffer `operands[0]`."""
         buffer = self.find(op.operands[0], "buffer")
         at = self.typed(op.operands[1], _I64, "the index")
         width = BYTES[op.type.scalar]
-        return replace(buffer, interval=_combine("add", buffer.interval, _combine("mul", at, (width, width))), type=Type(op.type.scalar))
+        interval = _combine("add", buffer.interval, _combine("mul", at, (width, width)))
+        return replace(buffer, interval=interval, type=Type(op.type.scalar))
 
     def gather(self, op: Op) -> _Name:
         self.find(op.operands[0], "buffer")
@@ -427,7 +429,8 @@ _CHECKS: dict[str, _Check] = {
     **dict.fromkeys((*UNARY_FLOAT, *UNARY_INTEGER), _Verifier.unary),
     **{
         name: getattr(_Verifier, name)
-        for name in ("constant", "compare", "select", "fma", "cast", "bitcast", "broadcast", "iota", "extract", "insert", "shuffle", "reduce",
-                     "load", "store", "gather", "prefetch", "offset", "row", "set_row", "select_buffer", "read", "write")
+        for name in ("constant", "compare", "select", "fma", "cast", "bitcast", "broadcast", "iota", "extract", "insert",
+                     "shuffle", "reduce", "load", "store", "gather", "prefetch", "offset", "row", "set_row", "select_buffer", "read",
+                     "write")
     },
 }

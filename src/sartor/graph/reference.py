@@ -1,0 +1,255 @@
+"""What every kind of Layer means, in NumPy: the reference that passes, kernels and tuning candidates are checked against.
+
+`evaluate_layer` computes one layer, `evaluate_graph` a whole graph.  With `wide=True` all floats are computed and returned in
+float64, so that a difference from the reference is the candidate's own rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sartor.errors import FeedError, GraphError
+from sartor.graph.layer import Graph, Layer, Problem
+from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
+from sartor.graph.scalars import FLOATS, Array, evaluate_expression
+from sartor.sizes import Dim, Size, evaluate, substitute
+from sartor.types import from_numpy, to_numpy
+
+__all__ = ["bind_sizes", "evaluate_expression", "evaluate_graph", "evaluate_layer"]
+
+
+# --- kinds: raw(layer, inputs, output shape, sizes) -> the raw result --------------------------------------------------------
+
+
+def _matmul(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    a, b = inputs
+    if layer.attributes.get("transpose_a"):
+        a = np.swapaxes(a, -1, -2)
+    if layer.attributes.get("transpose_b"):
+        b = np.swapaxes(b, -1, -2)
+    return np.matmul(a, b)  # type: ignore[no-any-return]
+
+
+def _reduce(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x,), op, axes = inputs, layer.attributes["op"], tuple(layer.attributes["axes"])
+    if op in ("argmax", "argmin"):
+        return _arg_reduce(x, op, axes[0], bool(layer.attributes.get("select_last")))
+    if op in ("max", "min"):
+        extreme = np.array(-np.inf if op == "max" else np.inf) if x.dtype.kind == "f" else None
+        if x.dtype.kind == "b":
+            return (np.any if op == "max" else np.all)(x, axis=axes, keepdims=True)  # type: ignore[no-any-return]
+        if extreme is None:
+            extreme = np.array(np.iinfo(x.dtype).min if op == "max" else np.iinfo(x.dtype).max)
+        return (np.max if op == "max" else np.min)(x, axis=axes, keepdims=True, initial=extreme.astype(x.dtype))  # type: ignore[no-any-return]
+    if op == "log_sum_exp":
+        top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
+        top = np.where(np.isfinite(top), top, 0)
+        return np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top
+    if op == "mean" and x.dtype.kind in "iu":
+        count = max(1, int(np.prod([x.shape[a] for a in axes])))
+        total = np.sum(x, axis=axes, keepdims=True, dtype=x.dtype)
+        return np.trunc(total / count)  # type: ignore[no-any-return]
+    functions: dict[str, Callable[[Array], Array]] = {
+        "sum": lambda v: np.sum(v, axis=axes, keepdims=True, dtype=v.dtype),
+        "mean": lambda v: np.mean(v, axis=axes, keepdims=True, dtype=v.dtype),
+        "prod": lambda v: np.prod(v, axis=axes, keepdims=True, dtype=v.dtype),
+        "l1": lambda v: np.sum(np.abs(v), axis=axes, keepdims=True, dtype=v.dtype),
+        "l2": lambda v: np.sqrt(np.sum(v * v, axis=axes, keepdims=True, dtype=v.dtype)),
+        "sum_square": lambda v: np.sum(v * v, axis=axes, keepdims=True, dtype=v.dtype),
+        "log_sum": lambda v: np.log(np.sum(v, axis=axes, keepdims=True, dtype=v.dtype)),
+    }
+    if op not in functions:
+        raise GraphError(f"layer {layer.name} reduces by the unknown operation {op}")
+    return functions[op](x)
+
+
+def _arg_reduce(x: Array, op: str, axis: int, select_last: bool) -> Array:
+    find = np.argmax if op == "argmax" else np.argmin
+    if not select_last:
+        return np.expand_dims(find(x, axis=axis), axis).astype(np.int64)
+    return np.expand_dims(x.shape[axis] - 1 - find(np.flip(x, axis), axis=axis), axis).astype(np.int64)
+
+
+def _softmax(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x,), axis = inputs, layer.attributes["axis"]
+    shifted = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    exponentials = np.exp(shifted)
+    total = np.sum(exponentials, axis=axis, keepdims=True)
+    return shifted - np.log(total) if layer.attributes.get("log") else exponentials / total
+
+
+def _normalize(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x,), axes, epsilon = inputs, tuple(layer.attributes["axes"]), x_type(inputs[0], layer.attributes["epsilon"])
+    if layer.attributes["mode"] == "layer":
+        x = x - np.mean(x, axis=axes, keepdims=True)
+    return x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + epsilon)
+
+
+def x_type(x: Array, value: float) -> Any:
+    """`value` as a scalar of the array's type, so that it does not widen the computation."""
+    return x.dtype.type(value)
+
+
+def _attention(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    q, k, v = (np.moveaxis(t, 1, 2) for t in inputs[:3])
+    k, v = (np.repeat(t, q.shape[1] // t.shape[1], axis=1) for t in (k, v))
+    scores = np.matmul(q, np.swapaxes(k, -1, -2)) * x_type(q, layer.attributes["scale"])
+    if len(inputs) > 3 and inputs[3].size:
+        mask = inputs[3]
+        scores = np.where(mask, scores, x_type(q, -np.inf)) if mask.dtype == bool else scores + mask
+    if layer.attributes.get("causal"):
+        rows, columns = scores.shape[-2:]
+        seen = np.arange(columns)[None, :] <= np.arange(rows)[:, None] + columns - rows
+        scores = np.where(seen, scores, x_type(q, -np.inf))
+    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-np.inf))
+    weights = weights / np.sum(weights, axis=-1, keepdims=True)
+    return np.moveaxis(np.matmul(weights, v), 1, 2)
+
+
+def _slice(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x,), cuts = inputs, []
+    for start, step, count in zip(layer.attributes["starts"], layer.attributes["steps"], shape, strict=True):
+        first = evaluate(start, sizes)
+        stop = first + step * count
+        cuts.append(slice(first, stop if stop >= 0 else None, step) if count else slice(0, 0))
+    return x[tuple(cuts)]
+
+
+def _gather(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x, indices), axis = inputs, layer.attributes["axis"]
+    return np.take(x, np.asarray(indices), axis=axis)  # NumPy counts negative indices from the end and refuses those outside
+
+
+def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    return np.array([evaluate(d, sizes) for d in layer.attributes["dims"]], np.int64).reshape(shape)
+
+
+_RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]], Array]] = {
+    "matmul": _matmul, "convolution": convolution, "deconvolution": deconvolution, "pool": pool, "reduce": _reduce,
+    "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
+    "pad": pad, "resize": resize,
+    "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),
+    "reshape": lambda layer, inputs, shape, sizes: np.reshape(inputs[0], shape),
+    "concat": lambda layer, inputs, shape, sizes: np.concatenate(inputs, axis=layer.attributes["axis"]),
+}
+
+
+def _host(layer: Layer, inputs: list[Array | None]) -> list[Array]:
+    """Runs the layer's node with ONNX's reference implementation."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    node = onnx.NodeProto.FromString(layer.attributes["node"])
+    domains: Mapping[str, int] = layer.attributes["domains"]
+    node_inputs = [f"i{k}" if x is not None else "" for k, x in enumerate(inputs)]
+    node_outputs = [f"o{k}" if name else "" for k, name in enumerate(layer.outputs)]
+    del node.input[:], node.output[:]
+    node.input.extend(node_inputs)
+    node.output.extend(node_outputs)
+    values = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in node_inputs if n]
+    results = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in node_outputs if n]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "host", values, results),
+                                   opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in domains.items()])
+    feeds = {n: x for n, x in zip(node_inputs, inputs, strict=True) if n}
+    found = iter(ReferenceEvaluator(model).run(None, feeds))
+    return [np.asarray(next(found)) for name in layer.outputs if name]
+
+
+# --- layers and graphs -------------------------------------------------------------------------------------------------------
+
+
+def _operand(array: Array, dtype: str, wide: bool) -> Array:
+    """The array in the type computed in: float64 when wide, f32 for the 16-bit floats."""
+    if dtype not in FLOATS:
+        return np.asarray(array)
+    return np.asarray(array).astype(np.float64 if wide or dtype == "f64" else np.float32, copy=False)
+
+
+def evaluate_layer(problem: Problem, inputs: Mapping[str, Array], sizes: Mapping[str, int], wide: bool = False) -> dict[str, Array]:
+    """The outputs of one layer by name.
+
+    Parameters
+    ----------
+    problem
+        The layer with its types and constants.
+    inputs
+        Contents of the values it reads; constants may be left out.
+    sizes
+        Values of the symbols in its shapes and attributes.
+    wide
+        Compute all floats in float64 and return them so.
+    """
+    layer, tensors = problem.layer, problem.tensors
+
+    def read(name: str) -> Array:
+        return inputs[name] if name in inputs else problem.constants[name]
+
+    with np.errstate(all="ignore"):
+        if layer.kind == "host":
+            narrow = [np.asarray(read(n)).astype(to_numpy(tensors[n].dtype), copy=False) if n else None for n in layer.inputs]
+            named = [n for n in layer.outputs if n]
+            return {n: _operand(y, tensors[n].dtype, True) if wide else y.astype(to_numpy(tensors[n].dtype), copy=False)
+                    for n, y in zip(named, _host(layer, narrow), strict=True)}
+        output = tensors[layer.outputs[0]]
+        shape = tuple(evaluate(d, sizes) for d in output.shape)
+        operands = [_operand(read(n), tensors[n].dtype, wide) for n in layer.inputs if n]
+        if layer.kind == "elementwise":
+            if layer.expression is None:
+                raise GraphError(f"layer {layer.name} is element-wise but has no expression")
+            raw = evaluate_expression(layer.expression, operands)
+        else:
+            raw = _RAW[layer.kind](layer, operands, shape, sizes)
+            if layer.expression is not None:
+                raw = evaluate_expression(layer.expression, [raw, *(_operand(read(n), tensors[n].dtype, wide) for n in layer.extra)])
+        try:
+            raw = np.broadcast_to(raw, shape)
+        except ValueError:
+            raise GraphError(f"layer {layer.name} ({layer.kind}) computes the shape {raw.shape}, not {shape} as its output says") from None
+        dtype = np.dtype(np.float64) if wide and output.dtype in FLOATS else to_numpy(output.dtype)
+        return {layer.outputs[0]: np.ascontiguousarray(raw.astype(dtype, copy=False)).reshape(shape)}
+
+
+def bind_sizes(shape: tuple[Dim, ...], actual: tuple[int, ...], sizes: dict[str, int], name: str) -> None:
+    """Adds to `sizes` what an array's shape tells of the symbols in its declared shape; raises `FeedError` where they differ."""
+    if len(shape) != len(actual):
+        raise FeedError(f"{name} has {len(actual)} dimensions; expected {len(shape)}")
+    for dim, size in zip(shape, actual, strict=True):
+        rest = substitute(dim, sizes)
+        if isinstance(rest, Size) and len(variable := [t for t in rest.terms if t[0]]) == 1:
+            (atoms, factor), offset = variable[0], sum(f for t, f in rest.terms if not t)
+            if len(atoms) == 1 and atoms[0].op == "symbol" and (size - offset) % factor == 0:
+                sizes[atoms[0].args[0]] = (size - offset) // factor
+                continue
+        if isinstance(rest, int) and rest != size:
+            raise FeedError(f"{name} has the shape {actual}; expected {tuple(map(str, shape))}")
+
+
+def evaluate_graph(graph: Graph, feeds: Mapping[str, Array], wide: bool = False) -> dict[str, Array]:
+    """The graph's outputs for the given inputs, layer by layer; symbols are bound from the shapes met on the way."""
+    sizes: dict[str, int] = {}
+    values: dict[str, Array] = {}
+    for name in graph.inputs:
+        if name not in feeds:
+            raise FeedError(f"the input {name} is missing; given are {', '.join(feeds) or 'none'}")
+        values[name] = np.asarray(feeds[name])
+        if (found := from_numpy(values[name].dtype)) != graph.tensors[name].dtype and not (wide and found == "f64"):
+            raise FeedError(f"the input {name} has the type {found}; expected {graph.tensors[name].dtype}")
+        bind_sizes(graph.tensors[name].shape, values[name].shape, sizes, f"the input {name}")
+    last = {name: index for index, layer in enumerate(graph.layers) for name in layer.reads}
+    for index, layer in enumerate(graph.layers):
+        results = evaluate_layer(graph.problem(layer), values, sizes, wide)
+        for name, array in results.items():
+            bind_sizes(graph.tensors[name].shape, array.shape, sizes, f"the value {name}")
+            values[name] = array
+        for name in {*layer.reads, *layer.outputs}:
+            if last.get(name, -1) <= index and name not in graph.outputs:
+                values.pop(name, None)
+    return {name: _result(graph, values, name, wide) for name in graph.outputs}
+
+
+def _result(graph: Graph, values: Mapping[str, Array], name: str, wide: bool) -> Array:
+    array = values[name] if name in values else graph.constants[name]
+    return _operand(array, graph.tensors[name].dtype, True) if wide else np.asarray(array)

@@ -8,9 +8,10 @@ Functions it exports (all integers are 64 bits wide):
     done, the pool has fewer workers than the run wants.  When another run holds the pool, the calling thread runs alone.
 ``sartor_call(call, addresses) -> status``
     Patches the caller's buffers into the argument blocks, then `sartor_run`.
-``sartor_call_objects(call, tuple) -> status``
-    The same with the addresses read from a Python tuple of numpy arrays.  Status 2: the tuple has another length, or holds
-    something that is not a plain array; nothing was run.
+``sartor_method(self, objects, count) -> object``
+    The same as the body of a Python built-in method (METH_FASTCALL) whose self is the numpy array that holds the call: reads
+    the addresses from numpy arrays and releases the interpreter lock around the run.  Returns the status as an int; 2: the
+    number of objects is wrong, or one is not a plain array; nothing was run.
 ``sartor_worker(slot)``
     The life of a worker thread.  Workers started from one image can run the tasks of any other: a job is a function pointer
     and its argument.
@@ -136,10 +137,12 @@ target triple = "$triple"
 %pool = type { i64, ptr, ptr, i64, i64, [11 x i64], i64, [15 x i64], i64, [15 x i64] }
 ; What a worker listens to: 0 jobs given, 1 function, 2 argument, 3 index of the thread in the job, 4 parked, 5 pool.
 %slot = type { i64, ptr, ptr, i64, i64, ptr, [10 x i64] }
-; A call: 0 run, 1 number of buffers, 2 offset of the length in a tuple, 3 of its items, 4 of the type in an object, 5 the
-;   type of arrays, 6 offset of the data pointer in an array; then, a buffer each, a pointer to its patches:
-;   their number, and for each the address of an argument and the offset to add.
-%call = type { ptr, i64, i64, i64, i64, ptr, i64, [0 x ptr] }
+; A call: 0 run, 1 number of buffers, 2 the type of arrays; 3 PyLong_FromLong, 4 PyEval_SaveThread or null to keep the
+;   interpreter lock, 5 PyEval_RestoreThread; then, a buffer each, a pointer to its patches: their number, and for each the
+;   address of an argument and the offset to add.
+%call = type { ptr, i64, ptr, ptr, ptr, ptr, [0 x ptr] }
+; What CPython's objects and NumPy's arrays start with: references, type, data.
+%array = type { i64, ptr, ptr }
 
 define i64 @sartor_abi() nounwind {
   ret i64 $abi
@@ -555,7 +558,7 @@ work:
 ; Adds the address of buffer i to all its patches.
 define internal void @patch(ptr %call, i64 %i, i64 %address) nounwind {
 entry:
-  %list.p = getelementptr %call, ptr %call, i64 0, i32 7, i64 %i
+  %list.p = getelementptr %call, ptr %call, i64 0, i32 6, i64 %i
   %list = load ptr, ptr %list.p
   %count = load i64, ptr %list
   %first = getelementptr i64, ptr %list, i64 1
@@ -598,47 +601,54 @@ go:
   ret i64 %status
 }
 
-define i64 @sartor_call_objects(ptr %call, ptr %tuple) nounwind {
+define ptr @sartor_method(ptr %self, ptr %objects, i64 %given) nounwind {
 entry:
+  %call.p = getelementptr %array, ptr %self, i64 0, i32 2
+  %call = load ptr, ptr %call.p
   %count.p = getelementptr %call, ptr %call, i64 0, i32 1
   %count = load i64, ptr %count.p
-  %length.offset.p = getelementptr %call, ptr %call, i64 0, i32 2
-  %length.offset = load i64, ptr %length.offset.p
-  %items.offset.p = getelementptr %call, ptr %call, i64 0, i32 3
-  %items.offset = load i64, ptr %items.offset.p
-  %type.offset.p = getelementptr %call, ptr %call, i64 0, i32 4
-  %type.offset = load i64, ptr %type.offset.p
-  %array.type.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %array.type.p = getelementptr %call, ptr %call, i64 0, i32 2
   %array.type = load ptr, ptr %array.type.p
-  %data.offset.p = getelementptr %call, ptr %call, i64 0, i32 6
-  %data.offset = load i64, ptr %data.offset.p
-  %length.p = getelementptr i8, ptr %tuple, i64 %length.offset
-  %length = load i64, ptr %length.p
-  %items = getelementptr i8, ptr %tuple, i64 %items.offset
-  %fits = icmp eq i64 %length, %count
-  br i1 %fits, label %check, label %refuse
+  %fits = icmp eq i64 %given, %count
+  br i1 %fits, label %check, label %finish
 check:
   %i = phi i64 [ 0, %entry ], [ %i1, %next ]
   %more = icmp ult i64 %i, %count
   br i1 %more, label %read, label %go
 read:
-  %item.p = getelementptr ptr, ptr %items, i64 %i
-  %item = load ptr, ptr %item.p
-  %type.p = getelementptr i8, ptr %item, i64 %type.offset
+  %object.p = getelementptr ptr, ptr %objects, i64 %i
+  %object = load ptr, ptr %object.p
+  %type.p = getelementptr %array, ptr %object, i64 0, i32 1
   %type = load ptr, ptr %type.p
   %is.array = icmp eq ptr %type, %array.type
-  br i1 %is.array, label %next, label %refuse
+  br i1 %is.array, label %next, label %finish
 next:
-  %address.p = getelementptr i8, ptr %item, i64 %data.offset
+  %address.p = getelementptr %array, ptr %object, i64 0, i32 2
   %address = load i64, ptr %address.p
   call void @patch(ptr %call, i64 %i, i64 %address)
   %i1 = add i64 %i, 1
   br label %check
 go:
   %run = load ptr, ptr %call
-  %status = call i64 @sartor_run(ptr %run)
-  ret i64 %status
-refuse:
-  ret i64 2
+  %save.p = getelementptr %call, ptr %call, i64 0, i32 4
+  %save = load ptr, ptr %save.p
+  %locked = icmp eq ptr %save, null
+  br i1 %locked, label %run.locked, label %run.released
+run.locked:
+  %status.locked = call i64 @sartor_run(ptr %run)
+  br label %finish
+run.released:
+  %restore.p = getelementptr %call, ptr %call, i64 0, i32 5
+  %restore = load ptr, ptr %restore.p
+  %state = call ptr %save()
+  %status.released = call i64 @sartor_run(ptr %run)
+  call void %restore(ptr %state)
+  br label %finish
+finish:
+  %status = phi i64 [ 2, %entry ], [ 2, %read ], [ %status.locked, %run.locked ], [ %status.released, %run.released ]
+  %long.p = getelementptr %call, ptr %call, i64 0, i32 3
+  %long = load ptr, ptr %long.p
+  %result = call ptr %long(i64 %status)
+  ret ptr %result
 }
 """

@@ -11,13 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import FeedError, ProgramError
 from sartor.runtime.image import Code
-from sartor.runtime.threads import MAX_THREADS, WorkerPool, process_pool
+from sartor.runtime.threads import MAX_THREADS, WorkerPool, function_address, process_pool
 
 ABI_VERSION = 1
 """The version of the executor this module can talk to; `sartor.loops.executor.ABI_VERSION` is what images are made with."""
@@ -30,14 +31,19 @@ INDEPENDENT = 1
 
 _RUN_SLOTS = 48
 _RUN_THREADS, _RUN_TASKS, _RUN_COUNT, _RUN_SCRATCH, _RUN_SCRATCH_BYTES, _RUN_PROFILE, _RUN_POOL = range(7)
-_CALL_SLOTS = 7
-_DONE, _FEW_WORKERS, _NOT_ARRAYS = 0, 1, 2
+_FEW_WORKERS = 1
 
-# Where CPython and NumPy keep what a native call reads; `_reads_objects` proves it before anything relies on it.
-_OBJECT_TYPE = object.__basicsize__ - 8
-_ARRAY_DATA = object.__basicsize__
-_TUPLE_LENGTH = object.__basicsize__
-_TUPLE_ITEMS = tuple.__basicsize__
+# What a native call reads of CPython's objects and NumPy's arrays: references, type, data; `_reads_objects` proves it.
+_OBJECT_TYPE, _ARRAY_DATA = 8, 16
+
+
+class _MethodDefinition(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p))
+
+
+_METH_FASTCALL = 0x80
 
 
 class Runner:
@@ -59,6 +65,8 @@ class Runner:
         For each buffer that calls bring, the (address of an argument, offset in bytes) pairs to set before a run.
     pool
         Where workers come from; by default the one of the process.
+    releases_lock
+        Whether other Python threads may run meanwhile; without it a call costs less, which pays for runs of a few µs.
 
     Raises
     ------
@@ -75,6 +83,7 @@ class Runner:
         scratch: NDArray[np.uint8] | None = None,
         patches: Sequence[Sequence[tuple[int, int]]] = (),
         pool: WorkerPool | None = None,
+        releases_lock: bool = True,
     ) -> None:
         _check_abi(code)
         _check_tasks(tasks)
@@ -97,18 +106,28 @@ class Runner:
             self._pool = pool or process_pool()
             self._run[_RUN_POOL] = self._pool.address
         self._patches = [np.array([len(p), *(word for pair in p for word in pair)], np.int64) for p in patches]
-        self._call = np.array(
-            [self._run.ctypes.data, len(patches), _TUPLE_LENGTH, _TUPLE_ITEMS, _OBJECT_TYPE, id(np.ndarray), _ARRAY_DATA,
-             *(p.ctypes.data for p in self._patches)], np.int64)
-        self._call_address = self._call.ctypes.data
-        entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-        self._native_call = entry(code.address("sartor_call"))
-        entry = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.py_object)
-        self._native_call_objects = entry(code.address("sartor_call_objects"))
-        self._reads_objects = _reads_objects()
+        python = ctypes.pythonapi
+        self._call = np.array([
+            self._run.ctypes.data,
+            len(patches),
+            id(np.ndarray),
+            function_address(python.PyLong_FromLong),
+            function_address(python.PyEval_SaveThread) if releases_lock else 0,
+            function_address(python.PyEval_RestoreThread),
+            *(p.ctypes.data for p in self._patches),
+        ], np.int64)
+        self._call_addresses = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(code.address("sartor_call"))
+        if _reads_objects():
+            # A built-in method costs a tenth of a call through ctypes and gets its arguments as plain pointers.
+            self._definition = _MethodDefinition(b"run", code.address("sartor_method"), _METH_FASTCALL, None)
+            new = python.PyCFunction_NewEx
+            new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+            self._method = new(ctypes.byref(self._definition), self._call, None)
+        else:
+            self._method = self._call_with_addresses
 
-    def __call__(self, arrays: tuple[NDArray[np.generic], ...] = ()) -> None:
-        """Runs all tasks with the given buffers, one for each item of `patches`; the interpreter lock is released.
+    def __call__(self, *arrays: NDArray[Any]) -> None:
+        """Runs all tasks with the given buffers, one for each item of `patches`.
 
         Types, sizes and strides of the arrays are the caller's business.
 
@@ -117,26 +136,23 @@ class Runner:
         FeedError
             The number of arrays is wrong, or one is not an array.
         """
-        if self._reads_objects:
-            status = self._native_call_objects(self._call_address, arrays)
-            if status == _DONE:
-                return
+        status = self._method(*arrays)
+        while status:
             if status == _FEW_WORKERS:
                 self._find_workers()
-                return self(arrays)
-        self._call_with_addresses(arrays)
+            status = self._call_with_addresses(*arrays)
 
-    def profile(self, arrays: tuple[NDArray[np.generic], ...] = ()) -> NDArray[np.int64]:
+    def profile(self, *arrays: NDArray[Any]) -> NDArray[np.int64]:
         """A call that also reads thread 0's clock before the first task and after each; int64 [tasks + 1], in ticks."""
         ticks = np.zeros(len(self.tasks) + 1, np.int64)
         self._run[_RUN_PROFILE] = ticks.ctypes.data
         try:
-            self(arrays)
+            self(*arrays)
         finally:
             self._run[_RUN_PROFILE] = 0
         return ticks
 
-    def _call_with_addresses(self, arrays: tuple[NDArray[np.generic], ...]) -> None:
+    def _call_with_addresses(self, *arrays: NDArray[Any]) -> int:
         """The call for arrays of derived types, and where objects cannot be read natively."""
         if len(arrays) != len(self._patches):
             raise FeedError(f"the run takes {len(self._patches)} buffers, {len(arrays)} came")
@@ -144,8 +160,7 @@ class Runner:
             if not isinstance(array, np.ndarray):
                 raise FeedError(f"buffer {i} is a {type(array).__name__}, expected an array")
         addresses = np.array([array.ctypes.data for array in arrays], np.int64)
-        while self._native_call(self._call_address, addresses.ctypes.data) == _FEW_WORKERS:
-            self._find_workers()
+        return int(self._call_addresses(self._call.ctypes.data, addresses.ctypes.data))
 
     def _find_workers(self) -> None:
         """Has the pool start workers, as at first use and after a fork; runs with fewer threads where it cannot."""
@@ -169,7 +184,7 @@ def aligned_words(count: int) -> NDArray[np.int64]:
     return words[lead:lead + count]
 
 
-def data_address(array: NDArray[np.generic]) -> int:
+def data_address(array: NDArray[Any]) -> int:
     """The address of an array's first element; much faster than `array.ctypes.data` where CPython's objects can be read."""
     if type(array) is np.ndarray and _reads_objects():
         return ctypes.c_int64.from_address(id(array) + _ARRAY_DATA).value
@@ -188,20 +203,15 @@ def ticks_per_second(code: Code) -> float:
 
 @cache
 def _reads_objects() -> bool:
-    """Whether arrays and tuples lie in memory as native calls expect; tried on a few, once a process."""
-    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
+    """Whether objects and arrays lie in memory as native calls expect: CPython with its lock; tried on a few, once."""
+    if sys.implementation.name != "cpython" or object.__basicsize__ != _ARRAY_DATA:
         return False
 
     def word(address: int) -> int:
         return ctypes.c_int64.from_address(address).value
 
     samples = (np.zeros(3), np.zeros((4, 5), np.uint8)[2:, 1:], np.frombuffer(b"12345678", np.int16), np.zeros(()))
-    return (
-        word(id(samples) + _TUPLE_LENGTH) == len(samples)
-        and all(word(id(samples) + _TUPLE_ITEMS + 8 * i) == id(a) for i, a in enumerate(samples))
-        and all(word(id(a) + _OBJECT_TYPE) == id(np.ndarray) for a in samples)
-        and all(word(id(a) + _ARRAY_DATA) == a.ctypes.data for a in samples)
-    )
+    return all(word(id(a) + _OBJECT_TYPE) == id(np.ndarray) and word(id(a) + _ARRAY_DATA) == a.ctypes.data for a in samples)
 
 
 def _check_abi(code: Code) -> None:

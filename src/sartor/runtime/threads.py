@@ -109,8 +109,8 @@ class WorkerPool:
         self._growing = threading.Lock()
         self._code: Code | None = None
         libc = ctypes.CDLL(None)
-        self._words[_POOL_SYSCALL] = _function_address(libc.syscall)
-        self._words[_POOL_YIELD] = _function_address(libc.sched_yield)
+        self._words[_POOL_SYSCALL] = function_address(libc.syscall)
+        self._words[_POOL_YIELD] = function_address(libc.sched_yield)
         self._create = libc.pthread_create
         self._create.argtypes = [ctypes.c_void_p] * 4
         self._detach = libc.pthread_detach
@@ -188,7 +188,8 @@ def process_pool() -> WorkerPool:
     return WorkerPool()
 
 
-def _function_address(function: Any) -> int:
+def function_address(function: Any) -> int:
+    """The address of a C function found by ctypes."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 

@@ -1,0 +1,1 @@
+"""Faces other tools expect: an ONNX Runtime session."""

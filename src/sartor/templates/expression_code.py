@@ -315,8 +315,8 @@ def classify(operand: Tensor, output: Tensor) -> Broadcast:
             groups.append((extent, outer * present))
             joined = present if isinstance(present, int) else None
         outer = outer * size
-    while groups and groups[-1][1] == 0:
-        groups.pop()
+    if all(stride == 0 for _, stride in groups):
+        groups.clear()
     return Broadcast(tuple(groups), column)
 
 

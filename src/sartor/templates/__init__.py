@@ -7,8 +7,11 @@ from typing import Any
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.templates.base import Template
+from sartor.templates.elementwise import Elementwise
 
-TEMPLATES: tuple[Template, ...] = ()
+TEMPLATES: tuple[Template, ...] = (
+    Elementwise(),
+)
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 
 

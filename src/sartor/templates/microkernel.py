@@ -1,0 +1,219 @@
+"""Register tiles: the inner kernel of everything that multiplies matrices.
+
+A tile is `rows` x `vectors` accumulators in registers.  For every step along the depth it loads `vectors` vectors of a packed panel
+of B and, row by row, one element of A, which is broadcast.  A is read in place through one address a row, so rows may lie
+anywhere: in a matrix with a pitch, in the pixels under a convolution's window, in scratch.
+
+Each element of the result is one chain of multiply-adds in order of the depth, whatever the tile's height, the position of
+the element and the way the depth is cut: results are the same bits in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sartor.loops.language import Buffer, Builder, Number, Type, Value
+from sartor.loops.target import Target
+from sartor.templates.expression_code import Epilogue, widen
+
+CHEAP = 8
+"""Expressions of at most this many nodes are computed straight on the accumulators; longer ones on a copy of the tile, row by row."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shape of a register tile: `rows` x `vectors` vectors of `lanes` accumulators of type `scalar`."""
+
+    rows: int
+    vectors: int
+    lanes: int
+    scalar: str
+
+    @property
+    def columns(self) -> int:
+        """Width of a panel of B."""
+        return self.vectors * self.lanes
+
+    @property
+    def type(self) -> Type:
+        return Type(self.scalar, self.lanes)
+
+    @property
+    def bytes(self) -> int:
+        """Of a copy of the tile in memory."""
+        return self.rows * self.columns * Type(self.scalar).bytes
+
+
+def parse_tile(text: str, scalar: str, target: Target) -> Tile:
+    """The tile that the knob's value "6x2" (rows x vectors) stands for."""
+    rows, vectors = (int(part) for part in text.split("x"))
+    return Tile(rows, vectors, target.lanes(scalar), scalar)
+
+
+def tile_choices(target: Target) -> tuple[str, ...]:
+    """Tiles that fit the register file, the usual best first."""
+    if target.vector_registers >= 32:
+        return ("6x4", "8x3", "12x2", "14x1", "4x4", "5x4", "9x3", "6x2")
+    if target.has_fma:
+        return ("6x2", "4x3", "12x1", "5x2", "8x1", "3x4", "2x4")
+    return ("4x2", "4x3", "8x1", "6x2", "3x2", "2x4")
+
+
+def choose_tile(columns: int, target: Target, scalar: str) -> str:
+    """The tile that wastes the least on padding `columns` to whole panels, weighed by how well each shape keeps the units busy."""
+    lanes = target.lanes(scalar)
+    worth = {"6x4": 1.0, "8x3": 0.99, "12x2": 0.93, "14x1": 0.6} if target.vector_registers >= 32 else (
+        {"6x2": 1.0, "4x3": 0.97, "12x1": 0.8} if target.has_fma else {"4x2": 1.0, "4x3": 0.97, "8x1": 0.8})
+
+    def cost(text: str) -> float:
+        width = int(text.split("x")[1]) * lanes
+        return -(-columns // width) * width / worth[text]
+
+    return min(worth, key=cost)
+
+
+class Accumulators:
+    """The accumulators of one tile of `rows` rows (at most the tile's), zero at first."""
+
+    def __init__(self, builder: Builder, tile: Tile, rows: int) -> None:
+        self.builder = builder
+        self.tile = tile
+        self.rows = rows
+        zero = builder.constant(0, tile.type)
+        self.values = [[builder.variable("c", zero) for _ in range(tile.vectors)] for _ in range(rows)]
+
+    def load(self, buffer: Buffer) -> None:
+        """Goes on from a copy of the tile in memory."""
+        tile = self.tile
+        for i, row in enumerate(self.values):
+            for j, value in enumerate(row):
+                value.set(self.builder.load(buffer, i * tile.columns + j * tile.lanes, tile.lanes))
+
+    def save(self, buffer: Buffer, pitch: Number | None = None) -> None:
+        """Copies the tile to memory, its rows `pitch` elements apart (by default dense)."""
+        tile = self.tile
+        for i, row in enumerate(self.values):
+            offset = i * (tile.columns if pitch is None else pitch)
+            for j, value in enumerate(row):
+                self.builder.store(buffer, offset + j * tile.lanes, value.get())
+
+    def step(self, rows: Sequence[Buffer], panel: Buffer, row_index: Number, panel_index: Number, align: int | None) -> None:
+        """One step along the depth: element `row_index` of every row times the vectors at `panel_index`."""
+        b, lanes = self.builder, self.tile.lanes
+        vectors = [widen(b, b.load(panel, panel_index + j * lanes, lanes, align=align)) for j in range(self.tile.vectors)]
+        for row, values in zip(rows, self.values, strict=True):
+            element = b.broadcast(widen(b, b.load(row, row_index)), lanes)
+            for value, vector in zip(values, vectors, strict=True):
+                value.set(b.fma(element, vector, value.get()))
+
+
+def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, depth: Number, *, unroll: int = 4,
+             row_step: Number = 1, panel_step: Number | None = None, aligned: bool = True, prefetch: int = 0) -> None:
+    """accumulators[i] += sum over k of rows[i][k * row_step] * panel[k * panel_step ...].
+
+    Parameters
+    ----------
+    rows
+        One address a row of the tile.
+    panel
+        `depth` x columns elements, packed, or a matrix whose rows lie `panel_step` elements apart.
+    unroll
+        Copies of the body; what is left of the depth runs one by one.
+    aligned
+        Whether the panel's vectors are aligned.
+    prefetch
+        Fetch the panel so many steps ahead (0: leave it to the processor).
+    """
+    b, tile = accumulators.builder, accumulators.tile
+    step = tile.columns if panel_step is None else panel_step
+    align = tile.type.bytes if aligned and panel.scalar == tile.scalar else None
+
+    def at(k: Value | int, copy: int) -> None:
+        index = k + copy
+        accumulators.step(rows, panel, index if isinstance(row_step, int) and row_step == 1 else index * row_step, index * step, align)
+
+    if isinstance(depth, int) and depth <= unroll:
+        for k in range(depth):
+            at(k, 0)
+        return
+    whole = depth // unroll * unroll
+    with b.loop("k", 0, whole, unroll, unroll=1) as k:
+        if prefetch:
+            for line in range(0, unroll * tile.columns, 64 // Type(tile.scalar).bytes):
+                b.prefetch(panel, (k + prefetch) * step + line)
+        for copy in range(unroll):
+            at(k, copy)
+    if unroll > 1 and not (isinstance(depth, int) and depth % unroll == 0):
+        with b.loop("k", whole, depth, unroll=1) as k:
+            at(k, 0)
+
+
+@contextmanager
+def only_if(builder: Builder, condition: Value | bool) -> Iterator[None]:
+    """A branch, or straight code where the condition is known to hold when compiling."""
+    if isinstance(condition, Value):
+        with builder.branch(condition):
+            yield
+    else:
+        yield
+
+
+def by_height(builder: Builder, tile: Tile, height: Value, body: Callable[[int], None]) -> None:
+    """Runs `body(h)` for the h in 1..tile.rows that `height` is; the full height is tested first."""
+
+    def rest(h: int) -> None:
+        if h == 1:
+            body(1)
+            return
+        with builder.branch(height.eq(h)):
+            body(h)
+        with builder.otherwise():
+            rest(h - 1)
+
+    rest(tile.rows)
+
+
+class Output:
+    """Where tiles go: the output with its pitch, through the layer's expression."""
+
+    def __init__(self, builder: Builder, tile: Tile, epilogue: Epilogue, output: Buffer, pitch: Value, columns: Number) -> None:
+        self.builder = builder
+        self.tile = tile
+        self.epilogue = epilogue
+        self.output = output
+        self.pitch = pitch
+        self.columns = columns
+        expression = epilogue.expression
+        self.cheap = expression is None or len(expression.nodes) - expression.operands <= CHEAP
+
+    def store(self, raw: Value, row: Value, column: Number, mask: Value | None = None) -> None:
+        """Stores one vector of raw results at (`row`, `column`) of the output."""
+        value = self.epilogue.apply(raw, row, column, raw.type.lanes, mask)
+        self.builder.store(self.output, row * self.pitch + column, value, mask)
+
+    def store_tile(self, accumulators: Accumulators, row: Value, column: Value) -> None:
+        """Stores a tile all of whose columns exist, its rows following one another in the output."""
+        lanes = self.tile.lanes
+        for i, values in enumerate(accumulators.values):
+            for j, value in enumerate(values):
+                self.store(value.get(), row + i, column + j * lanes)
+
+    def store_copy(self, copy: Buffer, row: Value, rows: Number, column: Value, group_end: Number | None = None) -> None:
+        """Stores a tile that `Accumulators.save` copied to `copy`: `rows` rows, and the columns that exist.
+
+        Columns end at `group_end` (by default, at the output's last).
+        """
+        b, tile = self.builder, self.tile
+        left = b.minimum((self.columns if group_end is None else group_end) - column, tile.columns)
+        whole = left // tile.lanes
+        with b.loop("row", 0, rows, unroll=1) as i:
+            with b.loop("vector", 0, whole, unroll=1) as j:
+                at = j * tile.lanes
+                self.store(b.load(copy, i * tile.columns + at, tile.lanes), row + i, column + at)
+            rest = left - whole * tile.lanes
+            with b.branch(rest > 0):
+                at = whole * tile.lanes
+                mask = b.first_lanes(rest, tile.lanes)
+                self.store(b.load(copy, i * tile.columns + at, tile.lanes), row + i, column + at, mask)

@@ -43,7 +43,7 @@ def host_isas() -> tuple[str, ...]:
     OptionError
         When `SARTOR_ISA` names no level of this machine.
     """
-    found = _arm_or_x86()
+    found = _host_levels()
     if not found:
         raise UnsupportedError(f"this processor ({platform.machine()}) has none of the instruction sets Sartor makes code for: "
                                f"{', '.join(ISAS)}")
@@ -55,7 +55,7 @@ def host_isas() -> tuple[str, ...]:
 
 
 @cache
-def _arm_or_x86() -> tuple[str, ...]:
+def _host_levels() -> tuple[str, ...]:
     if platform.machine() in ("aarch64", "arm64"):
         return ("neon",)
     flags = set(_cpuinfo("flags").split())

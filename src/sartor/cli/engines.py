@@ -1,0 +1,148 @@
+"""One engine in a process of its own, and the side that talks to it.
+
+    python -m sartor.cli.engines ENGINE MODEL THREADS PRECISION FEEDS
+
+ENGINE is sartor, onnxruntime or openvino; FEEDS an `.npz` file with the inputs.  The child's first line is JSON with how long it
+took to be ready and where its outputs are; then each line read is a number of runs and answered with a JSON list of seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sartor.errors import SartorError
+
+Run = Callable[[], list[Any]]
+
+
+class Engine:
+    """An engine's process, ready to run bursts.
+
+    Raises
+    ------
+    SartorError
+        When the engine is not installed or fails to load the model; its own words are in the message.
+    """
+
+    def __init__(self, name: str, model: Path, threads: int, precision: str, feeds: Path) -> None:
+        self.name = name
+        self.seconds: list[float] = []
+        command = [sys.executable, "-m", "sartor.cli.engines", name, str(model), str(threads), precision, str(feeds)]
+        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                         env=environment)
+        self.ready: dict[str, Any] = self._answer(None)
+
+    def burst(self, runs: int) -> list[float]:
+        """Seconds of each of `runs` runs, one right after another."""
+        return [float(s) for s in self._answer(f"{runs}\n")]
+
+    def outputs(self) -> list[Any]:
+        """The outputs of the first run, in the model's order."""
+        import numpy as np
+
+        with np.load(self.ready["outputs"]) as data:
+            return [data[name] for name in data.files]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self, line: str | None) -> Any:
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        try:
+            if line:
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            words = self._process.stderr.read().strip().splitlines()
+            self._process.wait()
+            raise SartorError(f"{self.name} failed: {words[-1] if words else f'exit status {self._process.returncode}'}")
+        return json.loads(answer)
+
+
+def _sartor(model: str, threads: int, precision: str, feeds: Mapping[str, Any]) -> Run:
+    import sartor
+    from sartor.cli.common import is_program
+
+    if is_program(Path(model)):
+        session = sartor.load(model)
+    else:
+        session = sartor.Session(sartor.compile(model, threads=threads, precision=precision))
+    return lambda: list(session.run(feeds).values())
+
+
+def _onnxruntime(model: str, threads: int, precision: str, feeds: Mapping[str, Any]) -> Run:
+    import onnxruntime
+
+    del precision  # it computes what the model says
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda: list(session.run(None, feeds))
+
+
+def _openvino(model: str, threads: int, precision: str, feeds: Mapping[str, Any]) -> Run:
+    import openvino
+
+    options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    if precision == "fp32":
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    compiled = openvino.Core().compile_model(model, "CPU", options)
+    request = compiled.create_infer_request()
+    count = len(compiled.outputs)
+
+    def run() -> list[Any]:
+        result = request.infer(feeds)
+        return [result[i] for i in range(count)]
+
+    return run
+
+
+ENGINES = {"sartor": _sartor, "onnxruntime": _onnxruntime, "openvino": _openvino}
+
+
+def serve(name: str, model: str, threads: int, precision: str, feeds_path: str) -> None:
+    """What the child does."""
+    import numpy as np
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the engines print must not mix with the answers
+    with np.load(feeds_path) as data:
+        feeds = {key: data[key] for key in data.files}
+    start = time.perf_counter()
+    try:
+        run = ENGINES[name](model, threads, precision, feeds)
+    except ImportError as problem:
+        sys.exit(f"{name} is not installed ({problem}); pip install 'sartor[bench]'")
+    except SartorError as problem:
+        sys.exit(str(problem))
+    outputs = run()
+    ready = time.perf_counter() - start
+    path = f"{feeds_path}.{name}.npz"
+    np.savez(path, *[np.asarray(o) for o in outputs])
+    print(json.dumps({"ready_seconds": ready, "outputs": path}), file=answers, flush=True)  # noqa: T201  the protocol
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps(seconds), file=answers, flush=True)  # noqa: T201  the protocol
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])

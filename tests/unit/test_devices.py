@@ -1,0 +1,105 @@
+"""What the system says of a machine, as files made for the purpose and as this machine's own."""
+
+import os
+
+import pytest
+
+from sartor.devices import probe
+from sartor.errors import OptionError, UnsupportedError
+
+
+def write(folder, **contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in contents.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def test_the_host_is_described():
+    device = probe.host_device()
+    assert device.target.isa == probe.host_isas()[-1]
+    assert 1 <= device.cores <= len(os.sched_getaffinity(0))
+    assert 1024 <= device.l1_bytes <= device.l2_bytes <= device.l3_bytes
+    assert device.name in device.fingerprint
+    assert device.target.isa in device.fingerprint
+    assert not device.measured
+
+
+@pytest.mark.parametrize(("flags", "levels"), [
+    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm", ("sse4",)),
+    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm avx avx2 fma", ("sse4",)),
+    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm abm avx avx2 bmi1 bmi2 f16c fma movbe xsave", ("sse4", "avx2")),
+    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm abm avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f avx512cd", ("sse4", "avx2")),
+    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm abm avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f avx512bw avx512cd avx512dq avx512vl",
+     ("sse4", "avx2", "avx512")),
+])
+def test_levels_follow_from_flags(monkeypatch, flags, levels):
+    monkeypatch.setattr(probe, "_cpuinfo", lambda key: flags)
+    monkeypatch.setattr(probe.platform, "machine", lambda: "x86_64")
+    monkeypatch.delenv("SARTOR_ISA", raising=False)
+    probe._host_levels.cache_clear()
+    try:
+        assert probe.host_isas() == levels
+    finally:
+        probe._host_levels.cache_clear()
+
+
+def test_a_processor_without_any_level_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(probe, "_host_levels", tuple)
+    with pytest.raises(UnsupportedError, match="none of the instruction sets"):
+        probe.host_isas()
+
+
+def test_a_lesser_machine_can_be_simulated(monkeypatch):
+    lowest = probe.host_isas()[0]
+    monkeypatch.setenv("SARTOR_ISA", lowest)
+    assert probe.host_isas() == (lowest,)
+    assert probe.host_device().target.isa == lowest
+    monkeypatch.setenv("SARTOR_ISA", "sse9")
+    with pytest.raises(OptionError, match="sse9"):
+        probe.host_isas()
+
+
+def test_devices_for_other_machines(monkeypatch):
+    monkeypatch.delenv("SARTOR_ISA", raising=False)
+    lower = probe.device_for(probe.host_isas()[0])
+    assert lower.l2_bytes == probe.host_device().l2_bytes
+    foreign = probe.device_for("neon" if "neon" not in probe.host_isas() else "avx2", cores=4)
+    assert foreign.cores == 4
+    assert foreign.target.isa not in probe.host_isas()
+    with pytest.raises(OptionError):
+        probe.device_for("mmx")
+
+
+def test_caches_as_the_system_lists_them(tmp_path):
+    write(tmp_path / "index0", type="Data\n", level="1\n", size="48K\n")
+    write(tmp_path / "index1", type="Instruction\n", level="1\n", size="32K\n")
+    write(tmp_path / "index2", type="Unified\n", level="2\n", size="2M\n")
+    assert probe.cache_sizes(tmp_path) == {1: 48 << 10, 2: 2 << 20, 3: 2 << 20}
+    write(tmp_path / "index3", type="Unified\n", level="3\n", size="32768K\n")
+    assert probe.cache_sizes(tmp_path)[3] == 32 << 20
+    assert probe.cache_sizes(tmp_path / "nowhere") == probe._CACHES
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("200000 100000", 2.0), ("50000 100000", 0.5), ("max 100000", None)])
+def test_quota_of_the_unified_hierarchy(tmp_path, limit, cores):
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    write(root / "a" / "b", cpu__max="max 100000")
+    write(root / "a", cpu__max=limit)
+    membership.write_text("0::/a/b\n")
+    assert probe.cgroup_quota(root, membership) == cores
+
+
+def test_quota_of_the_old_hierarchy(tmp_path):
+    root, membership = tmp_path / "cgroup", tmp_path / "self"
+    write(root / "cpu,cpuacct" / "job", cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
+    membership.write_text("4:memory:/else\n3:cpu,cpuacct:/job\n")
+    assert probe.cgroup_quota(root, membership) == 1.5
+    write(root / "cpu,cpuacct" / "job", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
+    assert probe.cgroup_quota(root, membership) is None
+
+
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (0.3, 1), (2.0, 2), (1.5, 2), (64.0, 8)])
+def test_cores_are_bounded_by_the_quota(monkeypatch, quota, cores):
+    monkeypatch.setattr(probe, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(probe.os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert probe.usable_cores() == cores

@@ -116,6 +116,7 @@ class Runner:
             function_address(python.PyEval_RestoreThread),
             *(p.ctypes.data for p in self._patches),
         ], np.int64)
+        self._call_address = self._call.ctypes.data
         self._call_addresses = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(code.address("sartor_call"))
         if _reads_objects():
             # A built-in method costs a tenth of a call through ctypes and gets its arguments as plain pointers.
@@ -159,8 +160,8 @@ class Runner:
         for i, array in enumerate(arrays):
             if not isinstance(array, np.ndarray):
                 raise FeedError(f"buffer {i} is a {type(array).__name__}, expected an array")
-        addresses = np.array([array.ctypes.data for array in arrays], np.int64)
-        return int(self._call_addresses(self._call.ctypes.data, addresses.ctypes.data))
+        addresses = (ctypes.c_int64 * len(arrays))(*map(data_address, arrays))
+        return int(self._call_addresses(self._call_address, ctypes.addressof(addresses)))
 
     def _find_workers(self) -> None:
         """Has the pool start workers, as at first use and after a fork; runs with fewer threads where it cannot."""
@@ -186,12 +187,11 @@ def aligned_words(count: int) -> NDArray[np.int64]:
 
 def data_address(array: NDArray[Any]) -> int:
     """The address of an array's first element; much faster than `array.ctypes.data` where CPython's objects can be read."""
-    if type(array) is np.ndarray and _reads_objects():
+    if isinstance(array, np.ndarray) and _reads_objects():
         return ctypes.c_int64.from_address(id(array) + _ARRAY_DATA).value
     return int(array.ctypes.data)
 
 
-@cache
 def ticks_per_second(code: Code) -> float:
     """The rate of the clock that `Runner.profile` reads, measured over some milliseconds."""
     clock = ctypes.CFUNCTYPE(ctypes.c_int64)(code.address("sartor_clock"))

@@ -45,7 +45,7 @@ def available_threads() -> int:
     """How many threads this process may run at once: its processor affinity, bounded by its control group's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return max(1, min(allowed, MAX_THREADS, math.ceil(quota)))
+    return max(1, math.ceil(min(allowed, MAX_THREADS, quota)))
 
 
 def _cgroup_quota(membership: Path, root: Path) -> float:

@@ -34,7 +34,12 @@ def command(refresh: bool, quick: bool, as_json: bool) -> int:
         return 0
     rows = [("processor", device.name), ("instruction sets", ", ".join(host_isas())), ("cores", device.cores),
             ("caches", ", ".join(f"L{i} {bytes_text(n)}" for i, n in enumerate((device.l1_bytes, device.l2_bytes, device.l3_bytes), 1)))]
-    rows += [(key, rate_text(2 * value, "FLOP/s") if key.startswith("multiply_adds") else rate_text(value, "B/s"))
-             for key, value in device.measured.items()]
+    rows += [(key, _rate(key, value)) for key, value in device.measured.items()]
     print_table(("what", "found"), rows)
     return 0
+
+
+def _rate(key: str, value: float) -> str:
+    if key == "task_seconds":
+        return f"{value * 1e6:.2f} µs"
+    return rate_text(2 * value, "FLOP/s") if key.startswith("multiply_adds") else rate_text(value, "B/s")

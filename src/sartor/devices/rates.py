@@ -5,6 +5,7 @@ thread, so that it stays inside; memory is read with four times the last level's
 
     multiply_adds_f32_T, multiply_adds_f64_T     peak of the multiply-add units
     bytes_l1_T, bytes_l2_T, bytes_l3_T, bytes_memory_T     reading
+    task_seconds                                 a task without work on all cores, its barrier included (with two cores or more)
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ from sartor.cache import cache_folder
 from sartor.devices.device import Device
 from sartor.devices.probe import host_isas
 from sartor.errors import UnsupportedError
+from sartor.loops.executor import executor_ir
 from sartor.loops.language import Builder, Kernel, Type
-from sartor.loops.llvm import jit
+from sartor.loops.llvm import compile_ir, jit, render
+from sartor.loops.objects import link
 from sartor.loops.target import Target, target_for
+from sartor.runtime.executor import Runner
+from sartor.runtime.image import load_code
 
 _ACCUMULATORS = 12  # hides the latency of two units of four or five cycles and fits into 16 registers with its operands
 _SECONDS = 0.02  # of one timed piece
 _REPEATS = 3
+_TASKS = 1000
 
 Call = Callable[..., None]
 
@@ -144,6 +150,8 @@ def _measure(device: Device) -> dict[str, float]:
             found[f"multiply_adds_{scalar}_{threads}"] = rate * _ACCUMULATORS * target.lanes(scalar)
         for level, size in _working_sets(device, threads).items():
             found[f"bytes_{level}_{threads}"] = size * _rate_of(lambda _, n=size: _read_call(calls["read"], n, target), threads)
+    if device.cores > 1:
+        found["task_seconds"] = _task_seconds(target, device.cores)
     return found
 
 
@@ -153,6 +161,23 @@ def _working_sets(device: Device, threads: int) -> dict[str, int]:
     sets = {"l1": device.l1_bytes // 2, "l2": device.l2_bytes // 2, "l3": device.l3_bytes // (2 * threads),
             "memory": 4 * max(device.l3_bytes, 8 << 20) // threads}
     return {level: max(whole, size // whole * whole) for level, size in sets.items()}
+
+
+def _task_seconds(target: Target, threads: int) -> float:
+    """The least time a task without work takes in the executor, on this many threads."""
+    nothing = Builder("nothing").finish()
+    image = link([compile_ir(executor_ir(target), target), compile_ir(render([nothing], target), target)])
+    code = load_code(image.code, image.symbols)
+    args = np.zeros(1, np.int64)
+    rows = [[code.address("nothing"), args.ctypes.data, threads, 1, 0, 0, 0, 0]] * _TASKS
+    run = Runner(code, np.array(rows, np.int64), threads=threads)
+    run()
+    best = float("inf")
+    for _ in range(20 * _REPEATS):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best / _TASKS
 
 
 def _peak_call(call: Call, scalar: str, target: Target) -> Callable[[int], None]:

@@ -220,8 +220,8 @@ def _apply_x86_64(code: bytearray, at: int, kind: int, place: int, addend: int) 
     if kind in (_X86_GOTPCRELX, _X86_REX_GOTPCRELX) and addend == -4:
         # The loads of an address from the global offset table that the ABI lets a linker turn into the address itself.
         operation = bytes(code[at - 2:at])
-        if operation[1] == 0x8B:
-            code[at - 1] = 0x8D  # mov to lea
+        if operation[0] == 0x8B:
+            code[at - 2] = 0x8D  # mov to lea
             return _write_signed(code, at, place + addend - at, 4)
         if operation == b"\xff\x15":
             code[at - 2:at] = b"\x67\xe8"  # call *address(%rip) to addr32 call
@@ -245,7 +245,8 @@ def _write_signed(code: bytearray, at: int, value: int, size: int) -> str:
 # --- AArch64 --------------------------------------------------------------------------------------------------------------
 
 _ARM_ABSOLUTE = {257: "R_AARCH64_ABS64", 258: "R_AARCH64_ABS32", 259: "R_AARCH64_ABS16"}
-_ARM_GOT = (309, 310, 311, 312, 313)
+_ARM_GOT = (309, 310, 313)
+_ARM_GOT_PAGE, _ARM_GOT_LO12 = 311, 312
 _ARM_PREL64, _ARM_PREL32, _ARM_ADR_LO21, _ARM_ADR_PAGE, _ARM_ADD_LO12 = 260, 261, 274, 275, 277
 _ARM_LO12_SCALE = {277: 0, 278: 0, 284: 1, 285: 2, 286: 3, 299: 4}  # ADD, LDST8, 16, 32, 64, 128
 _ARM_BRANCH = {  # bits of the distance in words, and where they stand in the instruction
@@ -267,7 +268,14 @@ def _apply_aarch64(code: bytearray, at: int, kind: int, place: int, addend: int)
         if (value - at) % 4:
             return f"a branch to {value:#x}, which is not a multiple of 4"
         return _insert(code, at, (value - at) >> 2, bits, [(0, bits, shift)])
-    if kind in (_ARM_ADR_LO21, _ARM_ADR_PAGE):
+    if kind == _ARM_GOT_LO12:
+        # The load of an address from the global offset table becomes its addition to the page, which ADRP then yields.
+        (word,) = struct.unpack_from("<I", code, at)
+        if word & 0xFFC00000 != 0xF9400000:
+            return "the global offset table, which an image has not"
+        struct.pack_into("<I", code, at, 0x91000000 | word & 0x3FF)
+        return _insert(code, at, value & 0xFFF, 13, [(0, 12, 10)])
+    if kind in (_ARM_ADR_LO21, _ARM_ADR_PAGE, _ARM_GOT_PAGE):
         distance = value - at if kind == _ARM_ADR_LO21 else (value >> 12) - (at >> 12)
         return _insert(code, at, distance, 21, [(0, 2, 29), (2, 19, 5)])
     if kind in _ARM_LO12_SCALE:

@@ -9,13 +9,14 @@ f16 and bf16 values are held in f32 from load to store; casts to them round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sartor.errors import LoopError
 from sartor.graph.expression import Expression, Node
 from sartor.graph.layer import Problem, Tensor
+from sartor.loops import math as functions
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, minimum
 from sartor.templates.base import Argument
@@ -81,12 +82,6 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
     return _binary(builder, node.op, a, b, [n.value if n.op == "constant" else None for n in nodes])
 
 
-def _function(op: str) -> Any:
-    from sartor.loops import math as functions
-
-    return getattr(functions, op, None)
-
-
 # --- one argument ---------------------------------------------------------------------------------------------------------
 
 
@@ -127,22 +122,9 @@ def _unary_float(b: Builder, op: str, x: Value) -> Value:
         return b.select(x > 0.0, 1.0, b.select(x < 0.0, -1.0, x))
     if op == "is_nan":
         return x.ne(x)
-    if op == "softplus":
-        return _softplus(b, x)
-    function: Callable[[Builder, Value], Value] | None = _function(op)
-    if function is None:
+    if op not in functions.FUNCTIONS:
         raise LoopError(f"kernel {b.name}: the operation {op} is not defined for {x.type}")
-    return function(b, x)
-
-
-def _softplus(b: Builder, x: Value) -> Value:
-    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)); log1p(e) = log(u) * e / (u - 1) with u = 1 + e (Kahan)."""
-    e = _function("exp")(b, -b.unary("abs", x))
-    u = e + 1.0
-    rest = u - 1.0
-    tiny = rest.eq(0.0)
-    small = b.select(tiny, e, _function("log")(b, u) * e / b.select(tiny, 1.0, rest))
-    return b.maximum(0.0, x) + small
+    return functions.FUNCTIONS[op](b, x)
 
 
 def _is_inf(b: Builder, x: Value, which: str) -> Value:
@@ -181,10 +163,36 @@ def _binary_float(b: Builder, op: str, x: Value, y: Value, constants: list[objec
         return _extreme(b, op, x, y, constants)
     if op in ("fmod", "mod"):
         return _remainder(b, op, x, y)
-    function: Callable[[Builder, Value, Value], Value] | None = _function(op)
-    if function is None:
-        raise LoopError(f"kernel {b.name}: the operation {op} is not defined for {x.type}")
-    return function(b, x, y)
+    if op == "pow":
+        return _power(b, x, y, constants[1])
+    if op == "atan2":
+        return _atan2(b, x, y)
+    raise LoopError(f"kernel {b.name}: the operation {op} is not defined for {x.type}")
+
+
+def _power(b: Builder, x: Value, y: Value, exponent: object) -> Value:
+    """x ** y; the exponents that models write out are products and roots."""
+    if exponent == 1:
+        return x
+    if exponent == 2:
+        return x * x
+    if exponent == 3:
+        return x * x * x
+    if exponent == -1:
+        return 1.0 / x
+    return functions.pow_(b, x, y)
+
+
+def _atan2(b: Builder, y: Value, x: Value) -> Value:
+    """The angle of the point (x, y): the arc tangent of the smaller by the larger coordinate, turned into its octant."""
+    width, height = b.unary("abs", x), b.unary("abs", y)
+    larger, smaller = b.maximum(width, height), b.minimum(width, height)
+    ratio = b.select(larger.eq(0.0), 0.0, b.select(smaller.eq(float("inf")), 1.0, smaller / larger))
+    angle = functions.atan(b, ratio)
+    angle = b.select(height > width, math.pi / 2 - angle, angle)
+    angle = b.select(b.binary("copysign", 1.0, x) < 0.0, math.pi - angle, angle)
+    angle = b.binary("copysign", angle, y)
+    return b.select(x.ne(x) | y.ne(y), x + y, angle)
 
 
 def _extreme(b: Builder, op: str, x: Value, y: Value, constants: list[object]) -> Value:
@@ -246,12 +254,11 @@ def _integer_division(b: Builder, op: str, x: Value, y: Value, signed: bool) -> 
 def _integer_power(b: Builder, x: Value, y: Value) -> Value:
     """x ** y by squaring; exponents above 63 matter only by their parity, negative ones truncate 1 / x ** -y."""
     power, factor = b.broadcast(b.constant(1, Type(x.type.scalar)), x.type.lanes), x
-    bits = min(8 * Type(x.type.scalar).bytes, 64) - 1
-    exponent = b.select(y > bits, (y & 1) + (bits - 1), y)
-    for step in range(bits.bit_length()):
+    exponent = b.select(y > 63, (y & 1) + 62, y)
+    for step in range(6):
         power = b.select((exponent & 1).ne(0), power * factor, power)
         exponent = exponent >> 1
-        if step + 1 < bits.bit_length():
+        if step < 5:
             factor = factor * factor
     if not x.type.scalar.startswith("i"):
         return power

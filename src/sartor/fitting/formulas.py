@@ -42,7 +42,7 @@ class Formulas:
         return np.array([a if op == CONSTANT else 0 for op, a in zip(self.op, self.a, strict=True)], np.int64)
 
     @cached_property
-    def _symbol_entries(self) -> tuple[tuple[int, str], ...]:
+    def symbol_entries(self) -> tuple[tuple[int, str], ...]:
         return tuple((i, self.symbols[a]) for i, (op, a) in enumerate(zip(self.op, self.a, strict=True)) if op == SYMBOL)
 
     @cached_property
@@ -60,7 +60,7 @@ class Formulas:
     def evaluate(self, sizes: Mapping[str, int]) -> Values:
         """The value of every entry; a symbol that `sizes` does not name counts as 0, as does a quotient by 0."""
         values = self._constants.copy()
-        for entry, name in self._symbol_entries:
+        for entry, name in self.symbol_entries:
             values[entry] = sizes.get(name, 0)
         with np.errstate(divide="ignore"):
             for function, where, a, b in self._batches:

@@ -58,6 +58,8 @@ class Storage:
         The values that hold the model's outputs, in order.
     stages
         For each layer, how many layers before it define sizes that are known only once they have run.
+    known
+        For each value, the stage from which on its size is known.
     """
 
     layers: tuple[Layer, ...]
@@ -66,6 +68,7 @@ class Storage:
     roots: Mapping[str, tuple[RootKind, int]]
     outputs: tuple[str, ...]
     stages: tuple[int, ...]
+    known: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -392,7 +395,7 @@ class _Planner:
         places = {v: place for top in tops for v, place in self.tree(top)}
         roots = {top: self.fixed.get(top, ("arena", 0)) for top in tops}
         stages = tuple(self._stage_of(layer) for layer in layers)
-        return Storage(tuple(layers), self.tensors, places, roots, tuple(self.outputs), stages)
+        return Storage(tuple(layers), self.tensors, places, roots, tuple(self.outputs), stages, self.stage)
 
     def _stage_of(self, layer: Layer) -> int:
         """A layer that defines sizes belongs to the stage it ends."""

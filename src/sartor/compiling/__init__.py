@@ -1,0 +1,1 @@
+"""From chosen implementations to a program: steps with formulas, packed weights, compiled kernels."""

@@ -1,0 +1,302 @@
+"""The program file: kernels as linked code, packed weights, the blueprint of the plan, and what was chosen for each layer.
+
+    magic, format version, header bytes, checksum of the header      32 bytes
+    header                                                           JSON
+    code                                                             at a multiple of 4096
+    weights                                                          at a multiple of 4096
+
+A program is executable code: load only what you trust.  Checksums find damage, not malice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import struct
+import tempfile
+import zlib
+from collections.abc import Mapping
+from ctypes import string_at
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import ProgramError
+from sartor.fitting.plan import Blueprint
+from sartor.graph.layer import Tensor
+from sartor.runtime.image import Code, load_code, map_weights
+from sartor.sizes import from_data, to_data
+
+MAGIC = b"SARTOR\x1a\n"
+FORMAT = 1
+"""Version of the file format; a file with a larger one is refused."""
+
+_PREFIX = struct.Struct("<8sIIQII")  # magic, format, checksum of the header, its bytes, two unused
+_PAGE = 4096
+_CHECKED_WEIGHTS = 64 << 20  # bytes; larger weights are checked by length alone, so that loading stays lazy
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """What became of one layer.
+
+    Attributes
+    ----------
+    name, kind
+        As in the graph.
+    inputs, outputs
+        Its values as text: `name f32[1, 56, 56, 64]`.
+    template, config
+        The algorithm and its knobs; "" for a host step.
+    tuned
+        Whether measurements chose it.
+    source
+        Names of the model's nodes it came from.
+    expression
+        The element-wise work fused into it, as text.
+    operator
+        For a host step: the ONNX operator or kind of layer.
+    copies
+        Whether it only moves data.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    template: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tuned: bool = False
+    source: tuple[str, ...] = ()
+    expression: str = ""
+    operator: str = ""
+    copies: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled network, immutable.
+
+    Attributes
+    ----------
+    name
+        Of the model.
+    isa, machine
+        The instruction set and processor family its code is made for.
+    threads
+        How many threads sessions run it on.
+    precision
+        Arithmetic of the kernels.
+    inputs, outputs
+        Types and shapes by name; shapes may have symbols.
+    layers
+        What became of each layer, in order of computation.
+    versions
+        Of what made it.
+    """
+
+    name: str
+    isa: str
+    machine: str
+    threads: int
+    precision: str
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    layers: tuple[LayerInfo, ...]
+    versions: Mapping[str, str]
+    blueprint: Blueprint = field(repr=False)
+    kernels: tuple[str, ...] = field(repr=False)
+    symbols: Mapping[str, int] = field(repr=False)
+    weights: NDArray[np.uint8] = field(repr=False)
+    image: bytes | None = field(default=None, repr=False)
+    path: str = ""
+    code_place: tuple[int, int] = field(default=(0, 0), repr=False)
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """The steps that are not compiled kernels, as `layer (operator)`."""
+        return tuple(f"{layer.name} ({layer.operator})" for layer in self.layers if layer.operator)
+
+    @cached_property
+    def code(self) -> Code:
+        """The code, made executable in this process.
+
+        Raises
+        ------
+        ProgramError
+            This machine cannot run it.
+        """
+        check_machine(self.isa, self.machine, self.path or "the program")
+        if self.image is not None:
+            return load_code(self.image, self.symbols)
+        return load_code(self.path, self.symbols, *self.code_place)
+
+    @property
+    def code_bytes(self) -> int:
+        """Size of the code."""
+        return len(self.image) if self.image is not None else self.code_place[1]
+
+    def __repr__(self) -> str:
+        shapes = [", ".join(f"{name}: {tensor}" for name, tensor in side.items()) for side in (self.inputs, self.outputs)]
+        fallbacks = f", {len(self.fallbacks)} fallbacks" if self.fallbacks else ""
+        return (f"<Program {self.name or 'unnamed'}: {shapes[0]} -> {shapes[1]}; {len(self.layers)} layers, {self.isa}, {self.precision}, "
+                f"{self.threads} thread{'s' if self.threads > 1 else ''}{fallbacks}>")
+
+    # --- files ---
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the program to `path`, whole or not at all.
+
+        Raises
+        ------
+        ProgramError
+            The file cannot be written.
+        """
+        target = Path(path)
+        code = self.image if self.image is not None else string_at(self.code.base, self.code_place[1])
+        header = self._header(code)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        try:
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+                try:
+                    file.write(_PREFIX.pack(MAGIC, FORMAT, zlib.crc32(text), len(text), 0, 0) + text)
+                    start = _place(_PREFIX.size + len(text))
+                    for part in (code, self.weights.data):
+                        file.write(bytes(start - file.tell()))
+                        file.write(part)
+                        start = _place(file.tell())
+                    file.flush()
+                    _give_usual_mode(file.fileno())
+                    os.replace(file.name, target)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+        except OSError as problem:
+            raise ProgramError(f"the program cannot be written to {target}: {problem.strerror or problem}") from None
+
+    def _header(self, code: bytes) -> dict[str, Any]:
+        return {
+            "name": self.name, "isa": self.isa, "machine": self.machine, "threads": self.threads, "precision": self.precision,
+            "inputs": _tensors_to_data(self.inputs), "outputs": _tensors_to_data(self.outputs),
+            "layers": [asdict(layer) for layer in self.layers], "versions": dict(self.versions),
+            "blueprint": self.blueprint.to_data(), "kernels": list(self.kernels), "symbols": dict(self.symbols),
+            "code": [len(code), zlib.crc32(code)], "weights": [len(self.weights), zlib.crc32(self.weights.data)],
+        }
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], *, isas: tuple[str, ...] | None = None) -> Program:
+        """Opens a program file.  Code and weights are mapped, not read, and shared with other processes that have them open.
+
+        Parameters
+        ----------
+        path
+            Of a file that `save` wrote.
+        isas
+            Instruction sets to take this machine to have; by default those it has.
+
+        Raises
+        ------
+        ProgramError
+            It is no program, damaged, of a newer format, or for another kind of machine.
+        """
+        name = os.fspath(path)
+        header, start, size = _read_header(name)
+        check_machine(header["isa"], header["machine"], name, isas)
+        code_bytes, code_sum = header["code"]
+        weights_bytes, weights_sum = header["weights"]
+        weights_start = _place(start + code_bytes)
+        if size != weights_start + weights_bytes and not (weights_bytes == 0 and size >= start + code_bytes):
+            raise ProgramError(f"{name} is damaged: it has {size} bytes, expected {weights_start + weights_bytes}")
+        if zlib.crc32(_read_part(name, start, code_bytes)) != code_sum:
+            raise ProgramError(f"{name} is damaged: its code does not match its checksum")
+        weights = map_weights(name, weights_start, weights_bytes) if weights_bytes else np.empty(0, np.uint8)
+        if weights_bytes <= _CHECKED_WEIGHTS and zlib.crc32(weights.data) != weights_sum:
+            raise ProgramError(f"{name} is damaged: its weights do not match their checksum")
+        try:
+            program = _from_header(header, weights, name, (start, code_bytes))
+        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            raise ProgramError(f"{name} is damaged: its header is not complete ({type(problem).__name__}: {problem})") from None
+        program.__dict__["code"] = load_code(name, program.symbols, start, code_bytes)  # now: the file may be replaced later
+        return program
+
+
+def check_machine(isa: str, machine: str, what: str, isas: tuple[str, ...] | None = None) -> None:
+    """Makes sure that code for `isa` runs on this machine.
+
+    Raises
+    ------
+    ProgramError
+        It does not; the sentence names what the program needs and what there is.
+    """
+    from sartor.devices.probe import host_isas
+
+    here = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if machine != here:
+        raise ProgramError(f"{what} is made for {machine} processors; this machine is {here}")
+    found = host_isas() if isas is None else isas
+    if isa not in found:
+        raise ProgramError(f"{what} needs the instruction set {isa}, which this machine lacks (it has {', '.join(found)}); "
+                           f"compile the model again with isa=\"{found[-1]}\"")
+
+
+def _read_header(name: str) -> tuple[dict[str, Any], int, int]:
+    """The header, where the code starts, and the file's size."""
+    try:
+        with open(name, "rb") as file:
+            prefix = file.read(_PREFIX.size)
+            size = os.fstat(file.fileno()).st_size
+            if prefix[:len(MAGIC)] != MAGIC:
+                raise ProgramError(f"{name} is not a Sartor program")
+            if len(prefix) < _PREFIX.size:
+                raise ProgramError(f"{name} is damaged: it ends after {size} bytes")
+            _, version, checksum, length, _, _ = _PREFIX.unpack(prefix)
+            if version > FORMAT:
+                raise ProgramError(f"{name} has format {version}, made by a newer Sartor; this one reads up to format {FORMAT}")
+            text = file.read(length) if length <= size else b""
+    except OSError as problem:
+        raise ProgramError(f"{name} cannot be opened: {problem.strerror or problem}") from None
+    if len(text) < length or zlib.crc32(text) != checksum:
+        raise ProgramError(f"{name} is damaged: its header is cut short or does not match its checksum")
+    header: dict[str, Any] = json.loads(text)
+    return header, _place(_PREFIX.size + length), size
+
+
+def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: str, code_place: tuple[int, int]) -> Program:
+    layers = tuple(LayerInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in layer.items()}) for layer in header["layers"])
+    return Program(
+        header["name"], header["isa"], header["machine"], header["threads"], header["precision"],
+        _tensors_from_data(header["inputs"]), _tensors_from_data(header["outputs"]), layers, header["versions"],
+        Blueprint.from_data(header["blueprint"]), tuple(header["kernels"]), header["symbols"], weights, None, path, code_place,
+    )
+
+
+def _tensors_to_data(tensors: Mapping[str, Tensor]) -> list[Any]:
+    return [[name, t.dtype, [to_data(d) for d in t.shape]] for name, t in tensors.items()]
+
+
+def _tensors_from_data(data: list[Any]) -> dict[str, Tensor]:
+    return {name: Tensor(dtype, tuple(from_data(d) for d in shape)) for name, dtype, shape in data}
+
+
+def _read_part(path: str, start: int, length: int) -> bytes:
+    with open(path, "rb") as file:
+        data = os.pread(file.fileno(), length, start)
+    if len(data) < length:
+        raise ProgramError(f"{path} is damaged: it ends before byte {start + length}")
+    return data
+
+
+def _place(position: int) -> int:
+    return -(-position // _PAGE) * _PAGE
+
+
+def _give_usual_mode(descriptor: int) -> None:
+    """The permissions any new file would have, which a temporary file has not."""
+    mask = os.umask(0)
+    os.umask(mask)
+    os.fchmod(descriptor, 0o666 & ~mask)

@@ -132,8 +132,8 @@ target triple = "$triple"
 ; A run: 0 threads wanted, 1 tasks, 2 their number, 3 scratch, 4 scratch bytes a thread, 5 profile or null, 6 pool,
 ;   7 threads taking part; 9 arrived at the barrier; 11 barriers passed.
 %run = type { i64, ptr, i64, ptr, i64, ptr, ptr, i64, [8 x i64], i64, [15 x i64], i64, [15 x i64] }
-; The pool: 0 workers, 1 syscall, 2 sched_yield, 3 pauses before an idle worker parks, 4 pauses before a barrier yields;
-;   6 held by a run; 8 workers still busy with the job.  The slots of its workers follow.
+; The pool: 0 workers, 1 syscall, 2 sched_yield, 3 pauses of a waiting thread before it yields, 4 times an idle worker
+;   yields before it parks; 6 held by a run; 8 workers still busy with the job.  The slots of its workers follow.
 %pool = type { i64, ptr, ptr, i64, i64, [11 x i64], i64, [15 x i64], i64, [15 x i64] }
 ; What a worker listens to: 0 jobs given, 1 function, 2 argument, 3 index of the thread in the job, 4 parked, 5 pool.
 %slot = type { i64, ptr, ptr, i64, i64, ptr, [10 x i64] }
@@ -166,29 +166,47 @@ done:
   ret void
 }
 
-; Returns once the word is no longer the value.  After a bounded number of pauses it offers the processor to other threads
-; at each look, so that runs with more threads than processors make progress.
-define internal void @wait_while(ptr %word, i64 %value, ptr %pool) nounwind {
+; Returns once the word is no longer the value, or after a number of pauses; whether the word has changed.
+define internal i1 @changes(ptr %word, i64 %value, ptr %pool) alwaysinline nounwind {
 entry:
-  %limit.p = getelementptr %pool, ptr %pool, i64 0, i32 4
+  %limit.p = getelementptr %pool, ptr %pool, i64 0, i32 3
   %limit = load i64, ptr %limit.p
   br label %look
 look:
-  %i = phi i64 [ 0, %entry ], [ %i1, %spin ], [ %i, %yield ]
+  %i = phi i64 [ 0, %entry ], [ %i1, %spin ]
   %now = load atomic i64, ptr %word acquire, align 8
   %same = icmp eq i64 %now, %value
-  br i1 %same, label %wait, label %done
+  br i1 %same, label %wait, label %changed
 wait:
   %patient = icmp ult i64 %i, %limit
-  br i1 %patient, label %spin, label %yield
+  br i1 %patient, label %spin, label %unchanged
 spin:
   call void @pause()
   %i1 = add i64 %i, 1
   br label %look
-yield:
+changed:
+  ret i1 true
+unchanged:
+  ret i1 false
+}
+
+; Offers the processor to other threads, so that more threads than processors make progress.
+define internal void @yield(ptr %pool) alwaysinline nounwind {
   %yield.p = getelementptr %pool, ptr %pool, i64 0, i32 2
   %sched_yield = load ptr, ptr %yield.p
   %ignored = call i32 %sched_yield()
+  ret void
+}
+
+; Returns once the word is no longer the value.
+define internal void @wait_while(ptr %word, i64 %value, ptr %pool) nounwind {
+entry:
+  br label %look
+look:
+  %changed = call i1 @changes(ptr %word, i64 %value, ptr %pool)
+  br i1 %changed, label %done, label %yield
+yield:
+  call void @yield(ptr %pool)
   br label %look
 done:
   ret void
@@ -511,23 +529,22 @@ entry:
   %pool = load ptr, ptr %pool.p
   %syscall.p = getelementptr %pool, ptr %pool, i64 0, i32 1
   %syscall = load ptr, ptr %syscall.p
-  %limit.p = getelementptr %pool, ptr %pool, i64 0, i32 3
+  %yields.p = getelementptr %pool, ptr %pool, i64 0, i32 4
   %pending.p = getelementptr %pool, ptr %pool, i64 0, i32 8
   br label %idle
 idle:
   %seen = phi i64 [ 0, %entry ], [ %seen1, %work ]
-  %limit = load i64, ptr %limit.p
+  %yields = load i64, ptr %yields.p
   br label %look
 look:
-  %i = phi i64 [ 0, %idle ], [ %i1, %spin ]
-  %given = load atomic i64, ptr %slot acquire, align 8
-  %nothing = icmp eq i64 %given, %seen
-  br i1 %nothing, label %wait, label %work
+  %i = phi i64 [ 0, %idle ], [ %i1, %yield ]
+  %job = call i1 @changes(ptr %slot, i64 %seen, ptr %pool)
+  br i1 %job, label %work, label %wait
 wait:
-  %patient = icmp ult i64 %i, %limit
-  br i1 %patient, label %spin, label %park
-spin:
-  call void @pause()
+  %patient = icmp ult i64 %i, %yields
+  br i1 %patient, label %yield, label %park
+yield:
+  call void @yield(ptr %pool)
   %i1 = add i64 %i, 1
   br label %look
 park:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -68,6 +68,12 @@ class Runner:
     releases_lock
         Whether other Python threads may run meanwhile; without it a call costs less, which pays for runs of a few µs.
 
+    Attributes
+    ----------
+    native
+        The bare call, for callers that count in tenths of a µs: `native(*arrays)` returns 0 when it ran, and otherwise has
+        done nothing, so that calling the runner does it or says what is wrong.  The runner must outlive it.
+
     Raises
     ------
     ProgramError
@@ -118,14 +124,15 @@ class Runner:
         ], np.int64)
         self._call_address = self._call.ctypes.data
         self._call_addresses = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)(code.address("sartor_call"))
+        self.native: Callable[..., int]
         if _reads_objects():
             # A built-in method costs a tenth of a call through ctypes and gets its arguments as plain pointers.
             self._definition = _MethodDefinition(b"run", code.address("sartor_method"), _METH_FASTCALL, None)
             new = python.PyCFunction_NewEx
             new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-            self._method = new(ctypes.byref(self._definition), self._call, None)
+            self.native = new(ctypes.byref(self._definition), self._call, None)
         else:
-            self._method = self._call_with_addresses
+            self.native = self._call_with_addresses
 
     def __call__(self, *arrays: NDArray[Any]) -> None:
         """Runs all tasks with the given buffers, one for each item of `patches`.
@@ -137,7 +144,7 @@ class Runner:
         FeedError
             The number of arrays is wrong, or one is not an array.
         """
-        status = self._method(*arrays)
+        status = self.native(*arrays)
         while status:
             if status == _FEW_WORKERS:
                 self._find_workers()

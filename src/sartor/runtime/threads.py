@@ -27,17 +27,17 @@ from sartor.runtime.image import Code, map_anonymous
 MAX_THREADS = 1024
 """The most threads a run may have."""
 
+SPIN_MICROSECONDS = 5
+"""How long a waiting thread only looks before it offers its processor, and between two such offers.  Threads that all have a
+processor of their own meet sooner; where two share one, this much is lost at each barrier.  An offer costs 0.3 µs."""
+
 IDLE_SPIN_MICROSECONDS = 50
 """How long a worker waits awake for the next run.  Waking a parked one takes 5 to 50 µs, and programs that run one network
 after another leave some tens of µs of Python between them; waiting much longer would only take the processor from others."""
 
-BARRIER_SPIN_MICROSECONDS = 20
-"""How long a thread waits for the others before it offers its processor.  Threads that all have a processor meet sooner;
-where they do not, this much is lost at every barrier."""
-
 # Layouts of `%pool` and `%slot` in sartor.loops.executor, in slots of 8 bytes.
 _POOL_SLOTS, _WORKER_SLOTS = 48, 16
-_POOL_WORKERS, _POOL_SYSCALL, _POOL_YIELD, _POOL_IDLE_SPINS, _POOL_BARRIER_SPINS, _POOL_BUSY = 0, 1, 2, 3, 4, 16
+_POOL_WORKERS, _POOL_SYSCALL, _POOL_YIELD, _POOL_PAUSES, _POOL_IDLE_YIELDS, _POOL_BUSY = 0, 1, 2, 3, 4, 16
 _WORKER_JOBS, _WORKER_PARKED, _WORKER_POOL = 0, 4, 5
 
 
@@ -115,8 +115,6 @@ class WorkerPool:
         self._create.argtypes = [ctypes.c_void_p] * 4
         self._detach = libc.pthread_detach
         self._detach.argtypes = [ctypes.c_void_p]
-        for worker in range(MAX_THREADS - 1):
-            self._words[_POOL_SLOTS + worker * _WORKER_SLOTS + _WORKER_POOL] = self.address
         os.register_at_fork(after_in_child=self._forget_workers)
 
     @property
@@ -154,17 +152,17 @@ class WorkerPool:
             return  # parking uses the futex of Linux
         if self._code is None:
             self._code = code
-            pause = _pause_microseconds(code)
-            self._words[_POOL_IDLE_SPINS] = max(1, round(IDLE_SPIN_MICROSECONDS / pause))
-            self._words[_POOL_BARRIER_SPINS] = max(1, round(BARRIER_SPIN_MICROSECONDS / pause))
+            self._words[_POOL_PAUSES] = max(1, round(SPIN_MICROSECONDS / _pause_microseconds(code)))
+            self._words[_POOL_IDLE_YIELDS] = IDLE_SPIN_MICROSECONDS // SPIN_MICROSECONDS
         entry = self._code.address("sartor_worker")
         handle = ctypes.c_void_p()
         # A new thread inherits the mask: signals are for the threads that know Python.
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             for worker in range(self.workers, wanted):
-                slot = self.address + 8 * (_POOL_SLOTS + worker * _WORKER_SLOTS)
-                if self._create(ctypes.byref(handle), None, entry, slot):
+                slot = _POOL_SLOTS + worker * _WORKER_SLOTS
+                self._words[slot + _WORKER_POOL] = self.address
+                if self._create(ctypes.byref(handle), None, entry, self.address + 8 * slot):
                     break
                 self._detach(handle)
                 self._words[_POOL_WORKERS] = worker + 1

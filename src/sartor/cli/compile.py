@@ -30,10 +30,7 @@ def command(model: Path, output: Path | None, threads: int | None, isa: str | No
     import sartor
     from sartor.cli.models import fix_sizes
 
-    output = output or Path(model.name).with_suffix(".sartor")
-    check_writable(output)
-    if output.exists() and output.samefile(model):
-        raise OptionError(f"{output} is the model itself; name another file by -o")
+    output = default_output(model, output)
     start = time.perf_counter()
     with status(f"compiling {model.name}"):
         source = fix_sizes(model, dict(shapes), dict(dims)) if shapes or dims else str(model)
@@ -42,6 +39,15 @@ def command(model: Path, output: Path | None, threads: int | None, isa: str | No
     seconds = time.perf_counter() - start
     report_program(program, output, seconds, as_json)
     return 0
+
+
+def default_output(model: Path, output: Path | None) -> Path:
+    """Where the program goes: `output`, or the model's name with .sartor in the current folder; checked to be writable."""
+    output = output or Path(model.name).with_suffix(".sartor")
+    check_writable(output)
+    if output.exists() and output.samefile(model):
+        raise OptionError(f"{output} is the model itself; name another file by -o")
+    return output
 
 
 def report_program(program: object, output: Path, seconds: float, as_json: bool) -> None:

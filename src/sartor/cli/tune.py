@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sartor.cli.common import MODEL, check_writable, compile_options, console, size_options, verb
+from sartor.cli.common import MODEL, compile_options, console, size_options, verb
 from sartor.cli.compile import default_output, report_program
 
 
@@ -36,7 +36,6 @@ def command(model: Path, output: Path | None, budget: float, threads: int | None
     from sartor.cli.models import input_shapes
 
     output = default_output(model, output)
-    check_writable(output)
     wanted = [input_shapes(model, dict(shapes), dict(dims))] if shapes or dims else None
     start = time.perf_counter()
     with progress_bar(budget) as progress:

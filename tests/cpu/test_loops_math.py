@@ -32,7 +32,7 @@ CASES = {
     "asin": (np.arcsin, 2, 6, (-1, 1)),
     "acos": (np.arccos, 2, 6, (-1, 1)),
     "atan": (np.arctan, 3, 3, (-10, 10)),
-    "sinh": (np.sinh, 1, 4, (-90, 90)),
+    "sinh": (np.sinh, 1, 6, (-90, 90)),
     "cosh": (np.cosh, 1, 4, (-90, 90)),
     "asinh": (np.arcsinh, 1, 4, (-100, 100)),
     "acosh": (np.arccosh, 1, 4, (1, 100)),

@@ -1,8 +1,8 @@
 """How a product of matrices is cut: a grid of blocks over threads, chunks of rows for the L2 cache, panels, tiles.
 
-The parallel extent is `outer x tiles`: index e stands for row tile e % tiles of outer block e // tiles.  An outer block is a block of
-panels of one matrix of a batch.  A thread's slice begin..end covers runs of neighbouring tiles of the same outer block, so that
-a block of panels is used by many rows; with one outer block the rows are divided, with many the columns.
+The parallel extent is `outer x tiles`: index e stands for row tile e % tiles of outer block e // tiles.  An outer block is a
+block of panels of one matrix of a batch.  A thread's slice begin..end covers runs of neighbouring tiles of the same outer
+block, so that a block of panels is used by many rows; with one outer block the rows are divided, with many the columns.
 
 Row tiles have lengths that differ by at most one (49 rows in tiles of 6 are 4 tiles of 6 and 5 of 5), so that no tile is
 left with too few rows to keep the multipliers busy.

@@ -14,12 +14,12 @@ import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem, Tensor
-from sartor.loops.language import FLOATS, Buffer, Builder, Number, Value
+from sartor.loops.language import I64, Buffer, Builder, Number, Value
 from sartor.sizes import Dim, product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Broadcast, Epilogue, classify, working
-from sartor.templates.microkernel import Accumulators, Output, Tile, by_height, choose_tile, multiply, only_if, parse_tile, tile_choices
+from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile, tile_choices
 from sartor.templates.panels import pack_panels, working_array
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
@@ -131,7 +131,7 @@ class GemmCode:
     def write(self, epilogue: Epilogue) -> None:
         """Emits the whole body."""
         b, tile = self.builder, self.tile
-        self.output = Output(b, tile, epilogue, self.c, self.c_pitch, self.n)
+        self.output = Output(b, tile, epilogue, self.c, self.c_pitch)
         self.tiles = b.maximum((self.m + (tile.rows - 1)) // tile.rows, 1)
         panel_count = (self.n + (tile.columns - 1)) // tile.columns
         panel_size = self.k * tile.columns
@@ -140,9 +140,9 @@ class GemmCode:
             block = even(b, panel_count, self.block_count, run.outer - q * self.block_count)
             a = self.a.at(matrix_index(self.slots, self.product.a_batch, q) * (self.a_rows() * self.a_pitch))
             matrix = self.panels.at(matrix_index(self.slots, self.product.b_batch, q) * (panel_count * panel_size))
-            with chunks(b, run, self.chunk_tiles()) as chunk:
-                with b.loop("panel", block.start, block.start + block.length, unroll=1) as p:
-                    self.panel(chunk, a, matrix.at(p * panel_size), q * self.m, p * tile.columns)
+            last_panel = block.start + block.length
+            with chunks(b, run, self.chunk_tiles()) as chunk, b.loop("panel", block.start, last_panel, unroll=1) as p:
+                self.panel(chunk, a, matrix.at(p * panel_size), q * self.m, p * tile.columns)
 
     def a_rows(self) -> Value:
         return self.k if self.product.transpose_a else self.m
@@ -154,59 +154,38 @@ class GemmCode:
         """All tiles of a chunk times one panel, slice by slice of the depth."""
         b, depth_block = self.builder, int(self.config["kc"])
         if not depth_block:
+            zero = b.constant(0, I64)
             with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
-                self.one_tile(t, b.constant(0, t.type), a, panel, 0, None, first_row, column)
+                self.one_tile(t, zero, a, panel, zero, None, first_row, column)
             return
         with b.loop("slice", 0, self.k, depth_block, unroll=1) as start:
             end = b.minimum(start + depth_block, self.k)
             with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
                 self.one_tile(t, t - chunk.first, a, panel, start, end, first_row, column)
 
-    def one_tile(self, t: Value, place: Value, a: Buffer, panel: Buffer, start: Number, end: Value | None, first_row: Value,
-                 column: Value) -> None:
-        """One register tile over the depth `start..end` (None: all of it); `place` numbers the tile's copy in scratch."""
+    def one_tile(self, t: Value, place_in_scratch: Value, a: Buffer, panel: Buffer, start: Value, end: Value | None,
+                 first_row: Value, column: Value) -> None:
+        """One register tile over the depth `start..end` (end None: all of it)."""
         b, tile = self.builder, self.tile
         part = even(b, self.m, self.tiles, t)
-        copy = b.scratch(tile.scalar, place * tile.bytes)
-        whole_panel = self.n - column >= tile.columns
-        last = None if end is None else end >= self.k
         transposed = self.product.transpose_a
         origin = a.at(part.start if transposed else part.start * self.a_pitch)
         if end is not None:
             origin, panel = origin.at(start * self.a_pitch if transposed else start), panel.at(start * tile.columns)
 
-        def body(height: int) -> None:
-            accumulators = Accumulators(b, tile, height)
-            if end is not None:
-                with b.branch(start > 0):  # type: ignore[operator]
-                    accumulators.load(copy)
-            rows = [origin.at(i if transposed else self.a_pitch * i) for i in range(height)]
+        def accumulate(accumulators: Accumulators) -> None:
+            rows = [origin.at(i if transposed else self.a_pitch * i) for i in range(accumulators.rows)]
+            nearly_full = accumulators.rows + 1 >= tile.rows
             multiply(accumulators, rows, panel, self.k if end is None else end - start,
-                     unroll=int(self.config["unroll"]) if height + 1 >= tile.rows else 1,
-                     row_step=self.a_pitch if transposed else 1, aligned=self.panels_aligned, prefetch=int(self.config["prefetch"]))
-            if not self.is_direct(height):
-                accumulators.save(copy)
-                return
-            direct = whole_panel if last is None else whole_panel & last
-            with b.branch(direct):
-                self.output.store_tile(accumulators, first_row + part.start, column)
-            with b.otherwise():
-                accumulators.save(copy)
+                     unroll=int(self.config["unroll"]) if nearly_full else 1, row_step=self.a_pitch if transposed else 1,
+                     aligned=self.panels_aligned, prefetch=int(self.config["prefetch"]))
 
-        by_height(b, tile, part.length, body)
-        with only_if(b, self.has_copy(part.length, whole_panel, last)):
-            self.output.store_copy(copy, first_row + part.start, part.length, column)
-
-    def is_direct(self, height: int) -> bool:
-        """Whether tiles of this height go from the registers to the output."""
-        return self.output.cheap and height + 1 >= self.tile.rows
-
-    def has_copy(self, height: Value, whole_panel: Value, last: Value | None) -> Value | bool:
-        """Whether a finished tile waits in scratch."""
-        if not self.output.cheap:
-            return True if last is None else last
-        waits = (height < self.tile.rows - 1) | ~whole_panel
-        return waits if last is None else waits & last
+        place = Place(first_row + part.start, column, part.length, self.n - column)
+        copy = b.scratch(tile.scalar, place_in_scratch * tile.bytes)
+        if end is None:
+            self.output.compute(place, copy, accumulate)
+        else:
+            self.output.compute(place, copy, accumulate, start > 0, end >= self.k)
 
 
 def panel_blocks(product: Product, tile: Tile, config: Config) -> Dim:
@@ -218,7 +197,7 @@ def panel_blocks(product: Product, tile: Tile, config: Config) -> Dim:
 # --- the template ---------------------------------------------------------------------------------------------------------
 
 
-def blocking(product: Product, device: Device, scalar: str, depth: int, rows: int | None) -> dict[str, Any]:
+def blocking(product: Product, device: Device, scalar: str, depth: int) -> dict[str, Any]:
     """Tile and blocks by rule: a block of panels fills about half of L2, a chunk of rows the other half."""
     columns = product.n if isinstance(product.n, int) else 1 << 16
     text = choose_tile(columns, device.target, scalar)
@@ -228,7 +207,8 @@ def blocking(product: Product, device: Device, scalar: str, depth: int, rows: in
     panels = -(-columns // tile.columns)
     fitting = max(1, device.l2_bytes // 2 // panel)
     mc = max(tile.rows, device.l2_bytes // 2 // max(1, depth * size) // tile.rows * tile.rows)
-    return {"tile": text, "kc": 0, "mc": min(mc, 960 // tile.rows * tile.rows), "panels": min(panels, fitting), "unroll": 4, "prefetch": 0}
+    mc = min(mc, 960 // tile.rows * tile.rows)
+    return {"tile": text, "kc": 0, "mc": mc, "panels": min(panels, fitting), "unroll": 4, "prefetch": 0}
 
 
 class GemmTemplate:
@@ -251,7 +231,7 @@ class GemmTemplate:
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         found = self._product(problem)
         depth = problem.input(1).shape[-1 if found.transpose_b else -2]
-        return blocking(found, device, working(problem.input(0).dtype), int(depth), None)  # type: ignore[arg-type]
+        return blocking(found, device, working(problem.input(0).dtype), int(depth))  # type: ignore[arg-type]
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         weights = problem.constant(1)

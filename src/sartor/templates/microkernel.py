@@ -1,8 +1,8 @@
 """Register tiles: the inner kernel of everything that multiplies matrices.
 
-A tile is `rows` x `vectors` accumulators in registers.  For every step along the depth it loads `vectors` vectors of a packed panel
-of B and, row by row, one element of A, which is broadcast.  A is read in place through one address a row, so rows may lie
-anywhere: in a matrix with a pitch, in the pixels under a convolution's window, in scratch.
+A tile is `rows` x `vectors` accumulators in registers.  For every step along the depth it loads `vectors` vectors of a packed
+panel of B and, row by row, one element of A, which is broadcast.  A is read in place through one address a row, so rows may
+lie anywhere: in a matrix with a pitch, in the pixels under a convolution's window, in scratch.
 
 Each element of the result is one chain of multiply-adds in order of the depth, whatever the tile's height, the position of
 the element and the way the depth is cut: results are the same bits in all of them.
@@ -10,8 +10,7 @@ the element and the way the depth is cut: results are the same bits in all of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
@@ -19,7 +18,7 @@ from sartor.loops.target import Target
 from sartor.templates.expression_code import Epilogue, widen
 
 CHEAP = 8
-"""Expressions of at most this many nodes are computed straight on the accumulators; longer ones on a copy of the tile, row by row."""
+"""Expressions of at most this many nodes are computed straight on the accumulators; longer ones on a copy of the tile."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def tile_choices(target: Target) -> tuple[str, ...]:
 
 
 def choose_tile(columns: int, target: Target, scalar: str) -> str:
-    """The tile that wastes the least on padding `columns` to whole panels, weighed by how well each shape keeps the units busy."""
+    """The tile that wastes the least on padding `columns` to whole panels, weighed by how fast each shape is."""
     lanes = target.lanes(scalar)
     worth = {"6x4": 1.0, "8x3": 0.99, "12x2": 0.93, "14x1": 0.6} if target.vector_registers >= 32 else (
         {"6x2": 1.0, "4x3": 0.97, "12x1": 0.8} if target.has_fma else {"4x2": 1.0, "4x3": 0.97, "8x1": 0.8})
@@ -132,7 +131,8 @@ def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, 
 
     def at(k: Value | int, copy: int) -> None:
         index = k + copy
-        accumulators.step(rows, panel, index if isinstance(row_step, int) and row_step == 1 else index * row_step, index * step, align)
+        element = index if isinstance(row_step, int) and row_step == 1 else index * row_step
+        accumulators.step(rows, panel, element, index * step, align)
 
     if isinstance(depth, int) and depth <= unroll:
         for k in range(depth):
@@ -150,16 +150,6 @@ def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, 
             at(k, 0)
 
 
-@contextmanager
-def only_if(builder: Builder, condition: Value | bool) -> Iterator[None]:
-    """A branch, or straight code where the condition is known to hold when compiling."""
-    if isinstance(condition, Value):
-        with builder.branch(condition):
-            yield
-    else:
-        yield
-
-
 def by_height(builder: Builder, tile: Tile, height: Value, body: Callable[[int], None]) -> None:
     """Runs `body(h)` for the h in 1..tile.rows that `height` is; the full height is tested first."""
 
@@ -175,45 +165,96 @@ def by_height(builder: Builder, tile: Tile, height: Value, body: Callable[[int],
     rest(tile.rows)
 
 
-class Output:
-    """Where tiles go: the output with its pitch, through the layer's expression."""
+@dataclass(frozen=True)
+class Place:
+    """Where a tile lies: its first row and column of the output, its height, and how many columns there are from its first on."""
 
-    def __init__(self, builder: Builder, tile: Tile, epilogue: Epilogue, output: Buffer, pitch: Value, columns: Number) -> None:
+    row: Value
+    column: Value
+    height: Value
+    columns_left: Value
+
+
+class Output:
+    """Computes tiles and stores them through the layer's expression.
+
+    Tiles that are nearly full, of cheap expressions, go from the registers to the output; all others by way of a copy in
+    scratch, from which one piece of code stores any part of a tile.
+    """
+
+    def __init__(self, builder: Builder, tile: Tile, epilogue: Epilogue, output: Buffer, pitch: Value) -> None:
         self.builder = builder
         self.tile = tile
         self.epilogue = epilogue
         self.output = output
         self.pitch = pitch
-        self.columns = columns
         expression = epilogue.expression
         self.cheap = expression is None or len(expression.nodes) - expression.operands <= CHEAP
+
+    def compute(self, place: Place, copy: Buffer, accumulate: Callable[[Accumulators], None], resume: Value | None = None,
+                last: Value | None = None) -> None:
+        """Computes one tile and stores it.
+
+        Parameters
+        ----------
+        copy
+            Scratch for one tile.
+        accumulate
+            Writes the code that adds the products to the accumulators.
+        resume, last
+            Where the depth is cut in slices: whether the sums so far are in `copy`, and whether this is the last slice.
+        """
+        b, tile = self.builder, self.tile
+        whole = place.columns_left >= tile.columns
+
+        def body(height: int) -> None:
+            accumulators = Accumulators(b, tile, height)
+            if resume is not None:
+                with b.branch(resume):
+                    accumulators.load(copy)
+            accumulate(accumulators)
+            if not self._is_direct(height):
+                accumulators.save(copy)
+                return
+            with b.branch(whole if last is None else whole & last):
+                self._store_tile(accumulators, place)
+            with b.otherwise():
+                accumulators.save(copy)
+
+        by_height(b, tile, place.height, body)
+        waits = (place.height < tile.rows - 1) | ~whole if self.cheap else None
+        if last is not None:
+            waits = last if waits is None else waits & last
+        if waits is None:
+            self._store_copy(copy, place)
+            return
+        with b.branch(waits):
+            self._store_copy(copy, place)
+
+    def _is_direct(self, height: int) -> bool:
+        return self.cheap and height + 1 >= self.tile.rows
 
     def store(self, raw: Value, row: Value, column: Number, mask: Value | None = None) -> None:
         """Stores one vector of raw results at (`row`, `column`) of the output."""
         value = self.epilogue.apply(raw, row, column, raw.type.lanes, mask)
         self.builder.store(self.output, row * self.pitch + column, value, mask)
 
-    def store_tile(self, accumulators: Accumulators, row: Value, column: Value) -> None:
-        """Stores a tile all of whose columns exist, its rows following one another in the output."""
-        lanes = self.tile.lanes
+    def _store_tile(self, accumulators: Accumulators, place: Place) -> None:
         for i, values in enumerate(accumulators.values):
             for j, value in enumerate(values):
-                self.store(value.get(), row + i, column + j * lanes)
+                self.store(value.get(), place.row + i, place.column + j * self.tile.lanes)
 
-    def store_copy(self, copy: Buffer, row: Value, rows: Number, column: Value, group_end: Number | None = None) -> None:
-        """Stores a tile that `Accumulators.save` copied to `copy`: `rows` rows, and the columns that exist.
-
-        Columns end at `group_end` (by default, at the output's last).
-        """
+    def _store_copy(self, copy: Buffer, place: Place) -> None:
+        """Stores the rows and columns that exist of a tile in `copy`."""
         b, tile = self.builder, self.tile
-        left = b.minimum((self.columns if group_end is None else group_end) - column, tile.columns)
+        left = b.minimum(place.columns_left, tile.columns)
         whole = left // tile.lanes
-        with b.loop("row", 0, rows, unroll=1) as i:
+        rest = left - whole * tile.lanes
+        with b.loop("row", 0, place.height, unroll=1) as i:
             with b.loop("vector", 0, whole, unroll=1) as j:
                 at = j * tile.lanes
-                self.store(b.load(copy, i * tile.columns + at, tile.lanes), row + i, column + at)
-            rest = left - whole * tile.lanes
+                self.store(b.load(copy, i * tile.columns + at, tile.lanes), place.row + i, place.column + at)
             with b.branch(rest > 0):
                 at = whole * tile.lanes
                 mask = b.first_lanes(rest, tile.lanes)
-                self.store(b.load(copy, i * tile.columns + at, tile.lanes), row + i, column + at, mask)
+                self.store(b.load(copy, i * tile.columns + at, tile.lanes), place.row + i, place.column + at, mask)

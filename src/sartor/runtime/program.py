@@ -124,14 +124,7 @@ class Program:
 
     @cached_property
     def code(self) -> Code:
-        """The code, made executable in this process.
-
-        Raises
-        ------
-        ProgramError
-            This machine cannot run it.
-        """
-        check_machine(self.isa, self.machine, self.path or "the program")
+        """The code, made executable in this process; whether this machine has the instructions is not looked at here."""
         if self.image is not None:
             return load_code(self.image, self.symbols)
         return load_code(self.path, self.symbols, *self.code_place)
@@ -197,7 +190,7 @@ class Program:
         path
             Of a file that `save` wrote.
         isas
-            Instruction sets to take this machine to have; by default those it has.
+            Instruction sets to accept programs for; by default those this machine has.  A session checks again.
 
         Raises
         ------
@@ -206,7 +199,10 @@ class Program:
         """
         name = os.fspath(path)
         header, start, size = _read_header(name)
-        check_machine(header["isa"], header["machine"], name, isas)
+        if isas is None:
+            check_machine(header["isa"], header["machine"], name)
+        elif header["isa"] not in isas:
+            raise ProgramError(_lack(name, header["isa"], isas))
         code_bytes, code_sum = header["code"]
         weights_bytes, weights_sum = header["weights"]
         weights_start = _place(start + code_bytes)
@@ -225,7 +221,7 @@ class Program:
         return program
 
 
-def check_machine(isa: str, machine: str, what: str, isas: tuple[str, ...] | None = None) -> None:
+def check_machine(isa: str, machine: str, what: str) -> None:
     """Makes sure that code for `isa` runs on this machine.
 
     Raises
@@ -238,10 +234,14 @@ def check_machine(isa: str, machine: str, what: str, isas: tuple[str, ...] | Non
     here = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
     if machine != here:
         raise ProgramError(f"{what} is made for {machine} processors; this machine is {here}")
-    found = host_isas() if isas is None else isas
+    found = host_isas()
     if isa not in found:
-        raise ProgramError(f"{what} needs the instruction set {isa}, which this machine lacks (it has {', '.join(found)}); "
-                           f"compile the model again with isa=\"{found[-1]}\"")
+        raise ProgramError(_lack(what, isa, found))
+
+
+def _lack(what: str, isa: str, found: tuple[str, ...]) -> str:
+    return (f"{what} needs the instruction set {isa}, which this machine lacks (it has {', '.join(found)}); "
+            f"compile the model again with isa=\"{found[-1]}\"")
 
 
 def _read_header(name: str) -> tuple[dict[str, Any], int, int]:

@@ -1,0 +1,246 @@
+"""Compiles a model to a program.  The stages, in order:
+
+    import    the file as an `onnx_ir.Model`              sartor.importers.onnx.load
+    lower     a graph of layers                           sartor.ops.lowering.lower
+    optimize  the graph after all passes                  sartor.graph.passes.optimize
+    choose    a template and configuration a layer        sartor.templates.choose
+    store     which values are views, who makes what where   sartor.fitting.storage.plan_storage
+    build     loop programs, packed weights, steps        sartor.compiling.steps
+    compile   objects, from LLVM or the cache             sartor.compiling.kernels
+    link      one image of code                           sartor.loops.objects.link
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from sartor.compiling import kernels
+from sartor.compiling.steps import Built, StepBuilder, is_copy, layer_problem
+from sartor.devices.device import Device
+from sartor.devices.probe import device_for as _device_for
+from sartor.devices.probe import host_device
+from sartor.errors import OptionError
+from sartor.fitting.storage import Storage, Traits, plan_storage
+from sartor.graph.layer import Graph, Layer, Problem, Tensor
+from sartor.runtime.program import LayerInfo, Program
+from sartor.runtime.threads import MAX_THREADS, available_threads
+from sartor.templates import choose
+from sartor.templates.base import Config, Template
+
+if TYPE_CHECKING:
+    import onnx
+
+Model: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
+Choice: TypeAlias = tuple[Template, Config]
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told (stage, what is done, what there is to do)."""
+
+Observer: TypeAlias = Callable[[str, Any], None]
+"""Told (stage, what it made) after each stage: a model, a graph, chosen templates, a storage, kernels, units, an image."""
+
+PRECISIONS = ("fp32",)
+
+
+def compile(model: Model, *, threads: int | None = None, precision: str = "fp32", isa: str | None = None,
+            shapes: Mapping[str, Sequence[int | str]] | None = None, device: Device | None = None,
+            choices: Mapping[str, Choice] | None = None, progress: Progress | None = None, observe: Observer | None = None) -> Program:
+    """Compiles a model.
+
+    Parameters
+    ----------
+    model
+        An ONNX file: its path, its bytes, or a `ModelProto`.
+    threads
+        How many threads runs use; by default the cores this process may use.
+    precision
+        Arithmetic of the kernels: "fp32".
+    isa
+        Instruction set to make code for (`sse4`, `avx2`, `avx512`, `neon`); by default the best of this machine.
+    shapes
+        Sizes of inputs that replace the model's; symbols not named stay symbols.
+    device
+        A described machine to compile for, instead of `isa`.
+    choices
+        Template and configuration by layer name, where the default is not wanted.
+    progress, observe
+        Called as the stages go on, and with what each made.
+
+    Returns
+    -------
+    Program
+        To save, or to run with `sartor.Session`.
+
+    Raises
+    ------
+    ModelError, UnsupportedError, OptionError
+        The model is broken, needs what is not supported, or an option has an impossible value.
+    """
+    check_precision(precision)
+    if isa is not None and device is not None:
+        raise OptionError("isa and device both say what to compile for; give one of them")
+    count = thread_count(threads)
+    device = device or device_for(isa)
+    graph = prepare(model, shapes, observe=observe)
+    return compile_graph(graph, device, choices, threads=count, precision=precision, progress=progress, observe=observe)
+
+
+def prepare(model: Model, shapes: Mapping[str, Sequence[int | str]] | None = None, *, observe: Observer | None = None) -> Graph:
+    """The optimised graph of a model: what `compile_graph` takes."""
+    from sartor.graph.passes import optimize
+    from sartor.importers.onnx import load
+    from sartor.ops.lowering import lower
+
+    note = observe or _ignore
+    imported = load(model)
+    note("import", imported)
+    graph = lower(imported, shapes)
+    note("lower", graph)
+    graph = optimize(graph)
+    note("optimize", graph)
+    return graph
+
+
+def device_for(isa: str | None = None) -> Device:
+    """This machine, or what `isa` names; see `sartor.devices.probe`."""
+    return host_device() if isa is None else _device_for(isa)
+
+
+def thread_count(threads: int | None) -> int:
+    """How many threads to compile for.
+
+    Raises
+    ------
+    OptionError
+        `threads` is not between 1 and the most a run may have.
+    """
+    if threads is None:
+        return available_threads()
+    if not 1 <= threads <= MAX_THREADS:
+        raise OptionError(f"a program cannot run on {threads} threads; expected 1 to {MAX_THREADS}")
+    return threads
+
+
+def check_precision(precision: str) -> None:
+    """Raises `OptionError` for an arithmetic there is none of."""
+    if precision not in PRECISIONS:
+        raise OptionError(f"precision {precision} is not possible; possible is {', '.join(PRECISIONS)}")
+
+
+def compile_graph(graph: Graph, device: Device, choices: Mapping[str, Choice] | None = None, *, threads: int = 1, precision: str = "fp32",
+                  tuned: Set[str] = frozenset(), progress: Progress | None = None, observe: Observer | None = None) -> Program:
+    """Compiles a graph of layers.
+
+    Parameters
+    ----------
+    graph
+        As `prepare` makes it; not changed.
+    device
+        What to compile for.
+    choices
+        Template and configuration by layer name; the others get their default.
+    threads
+        How many threads runs use.
+    precision
+        Noted in the program.
+    tuned
+        Names of the layers whose choice was measured.
+    progress, observe
+        As for `compile`.
+    """
+    note = observe or _ignore
+    chosen = _Choices(graph, device, dict(choices or {}))
+    storage = plan_storage(graph, chosen.traits)
+    note("choose", chosen.found)
+    note("store", storage)
+    steps = StepBuilder(graph, storage)
+    infos = []
+    for number, (layer, stage) in enumerate(zip(storage.layers, storage.stages, strict=True)):
+        problem = layer_problem(layer, storage.tensors, graph.constants)
+        choice = chosen.choice(layer, problem)
+        steps.add_layer(number, problem, stage, _build(problem, choice, device))
+        infos.append(_info(problem, choice, layer.name in tuned))
+        if progress:
+            progress("build", number + 1, len(storage.layers))
+    blueprint = steps.finish()
+    note("build", steps.kernels)
+    units = [kernels.kernel_unit(kernel, device.target) for kernel in steps.kernels]
+    distinct = {unit.symbol: unit for unit in units} | {"": kernels.executor_unit(device.target)}
+    note("units", distinct)
+    objects = kernels.compile_units(list(distinct.values()), device.target, progress and (lambda a, b: progress("compile", a, b)))
+    image = kernels.link_objects(objects)
+    note("link", image)
+    return Program(
+        name=graph.name, isa=device.target.isa, machine=image.machine, threads=threads, precision=precision,
+        inputs={name: graph.tensors[name] for name in graph.inputs}, outputs={name: graph.tensors[name] for name in graph.outputs},
+        layers=tuple(infos), versions=_versions(), blueprint=blueprint, kernels=tuple(unit.symbol for unit in units), symbols=image.symbols,
+        weights=steps.weights.finish(), image=image.code,
+    )
+
+
+@dataclass
+class _Choices:
+    """The choice made for each layer, made when first asked for."""
+
+    graph: Graph
+    device: Device
+    given: dict[str, Choice]
+    found: dict[str, Choice | None] = field(default_factory=dict)
+
+    def choice(self, layer: Layer, problem: Problem) -> Choice | None:
+        """Template and configuration; None for a step on the host."""
+        if layer.name not in self.found:
+            chosen = None if layer.kind == "host" else choose(problem, self.device)
+            self.found[layer.name] = self.given.get(layer.name, chosen)
+        return self.found[layer.name]
+
+    def traits(self, layer: Layer, tensors: Mapping[str, Tensor]) -> Traits:
+        """What the implementation asks of the layer's operands."""
+        problem = layer_problem(layer, tensors, self.graph.constants)
+        if (choice := self.choice(layer, problem)) is None:
+            return Traits(native=False)
+        template, values = choice[0], dict.fromkeys((*layer.reads, *filter(None, layer.outputs)))
+        return Traits(frozenset(v for v in values if template.contiguous(problem, v)),
+                      frozenset(v for v in layer.reads if template.in_place(problem, v)))
+
+
+def _build(problem: Problem, choice: Choice | None, device: Device) -> Built | None:
+    if choice is None:
+        return None
+    template, config = choice
+    return Built(template.build(problem, config, device), template.pack(problem, config, device))
+
+
+def _info(problem: Problem, choice: Choice | None, tuned: bool) -> LayerInfo:
+    layer = problem.layer
+    reads, made = ([f"{v} {problem.tensors[v]}" for v in side if v] for side in ((*layer.inputs, *layer.extra), layer.outputs))
+    plain = layer.expression is None or layer.expression.is_identity
+    return LayerInfo(
+        layer.name, layer.kind, tuple(reads), tuple(made), choice[0].name if choice else "", dict(choice[1]) if choice else {}, tuned,
+        layer.source, "" if plain else str(layer.expression), "" if choice else _operator(layer), is_copy(layer),
+    )
+
+
+def _operator(layer: Layer) -> str:
+    """The name of what a host step computes."""
+    if layer.kind != "host":
+        return layer.kind
+    import onnx
+
+    return str(onnx.NodeProto.FromString(layer.attributes["node"]).op_type)
+
+
+def _versions() -> dict[str, str]:
+    import llvmlite
+
+    from sartor import __version__
+
+    return {"sartor": __version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__}
+
+
+def _ignore(stage: str, made: Any) -> None:
+    pass

@@ -116,7 +116,7 @@ def test_thousands_of_runs() -> None:
 
 
 def test_no_tasks_and_more_threads_than_work() -> None:
-    Runner(code(), np.zeros((0, 8), np.int64), threads=4)()
+    Runner(code(), np.zeros((0, 8), np.int64), threads=4, patches=[[]])(np.zeros(1))
     output = np.zeros(8, np.int64)
     args = arguments(output)
     tasks = rows(task("count", args, 3), task("count", args, 8, grain=4), task("count", args, 8, threads=1))
@@ -135,7 +135,8 @@ def test_buffers_of_the_caller_are_patched_in(native: bool, releases_lock: bool,
     args = np.array([0, 0, 8], np.int64)
     at = args.ctypes.data
     runner = Runner(
-        code(), rows(task("turn", args, 8)), threads=2, patches=[[(at + 8, 16)], [(at, 0)]], releases_lock=releases_lock)
+        code(), rows(task("turn", args, 8)), threads=2, patches=[[(at + 8, 16)], np.array([[at, 0]])],
+        releases_lock=releases_lock)
     source, output = np.arange(10), np.zeros(8, np.int64)
     runner(source, output)
     assert (output == np.arange(10, 2, -1)).all()

@@ -62,7 +62,8 @@ class Runner:
     scratch
         uint8 [threads or more, bytes]: one slab of scratch memory a thread; kept alive.
     patches
-        For each buffer that calls bring, the (address of an argument, offset in bytes) pairs to set before a run.
+        For each buffer that calls bring, the (address of an argument, offset in bytes) pairs to set before a run, as a list
+        or as int64 [pairs, 2].
     pool
         Where workers come from; by default the one of the process.
     releases_lock
@@ -87,7 +88,7 @@ class Runner:
         *,
         threads: int = 1,
         scratch: NDArray[np.uint8] | None = None,
-        patches: Sequence[Sequence[tuple[int, int]]] = (),
+        patches: Sequence[Sequence[tuple[int, int]] | NDArray[np.int64]] = (),
         pool: WorkerPool | None = None,
         releases_lock: bool = True,
     ) -> None:
@@ -111,7 +112,7 @@ class Runner:
         if self.threads > 1:
             self._pool = pool or process_pool()
             self._run[_RUN_POOL] = self._pool.address
-        self._patches = [np.array([len(p), *(word for pair in p for word in pair)], np.int64) for p in patches]
+        self._patches = [np.concatenate(([len(p)], np.asarray(p, np.int64).reshape(-1))) for p in patches]
         python = ctypes.pythonapi
         self._call = np.array([
             self._run.ctypes.data,

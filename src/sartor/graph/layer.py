@@ -39,7 +39,7 @@ host            any                          node (serialized NodeProto), domain
                                              (symbol, output index, dim index): sizes known only once it has run);
                                              run by onnx's reference
 
-Every graph output is produced by a layer and is not a graph input.  `conditions` lists pairs of Dims that the model needs to be
+Every graph output is made by a layer, or is a graph input of the same name.  `conditions` lists pairs of Dims that the model needs to be
 equal and whose equality does not follow from their form (a skip connection around a halving and a doubling): binding checks
 them and refuses sizes that break one.
 """

@@ -1,0 +1,1 @@
+"""From a framework's model to the graph of Layers; one file a framework."""

@@ -1,0 +1,17 @@
+"""What each ONNX operator means: one file a family, each with a table from (domain, operator) to the function that lowers it."""
+
+from __future__ import annotations
+
+from sartor.ops import convolution, elementwise, indexing, matmul, movement, normalization, pooling, reduction
+from sartor.ops.elementwise import Operator
+
+OPERATORS: dict[tuple[str, str], Operator] = {
+    **convolution.OPERATORS,
+    **elementwise.OPERATORS,
+    **indexing.OPERATORS,
+    **matmul.OPERATORS,
+    **movement.OPERATORS,
+    **normalization.OPERATORS,
+    **pooling.OPERATORS,
+    **reduction.OPERATORS,
+}

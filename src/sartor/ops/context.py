@@ -1,0 +1,452 @@
+"""What an operator function works with while a model is lowered: the values known so far, and the means to emit Layers.
+
+A value is known by its name in IR1.  Of every value the context knows element type and shape (`tensor`), of some the contents:
+constants as arrays (`constant`), small integer values that were computed from shapes as arrays of Dims (`content`).  The latter
+exist as tensors only once a layer reads them: `value` makes them then, as a `sizes` layer or a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import isfinite, prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sartor.errors import ModelError, UnsupportedError
+from sartor.graph.expression import Expression, ExpressionBuilder, identity
+from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.sizes import Dim, Size, maximum, product, symbol
+from sartor.types import from_numpy, to_numpy
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Build: TypeAlias = Callable[..., int]
+
+@dataclass(frozen=True)
+class Ratio:
+    """A fraction of a size, as it arises where a model computes sizes in floating point."""
+
+    numerator: Dim
+    denominator: int
+
+
+FLOATS = ("f32", "f64", "f16")
+CONTENT_LIMIT = 4096  # elements up to which integer constants are also seen as contents
+
+
+class Declined(Exception):
+    """Raised by an operator function that has no layers for this case: the node becomes a `host` layer."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node of the model: its operator, the values it reads ("" for absent ones) and makes, and its attributes as plain data."""
+
+    op_type: str
+    domain: str
+    version: int
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    node: Any = field(default=None, compare=False, repr=False)  # the onnx_ir.Node
+
+    def input(self, index: int) -> str:
+        """Name of an input; "" where it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def output(self, index: int) -> str:
+        """Name of an output; "" where nobody reads it."""
+        return self.outputs[index] if index < len(self.outputs) else ""
+
+    def __getitem__(self, attribute: str) -> Any:
+        if attribute not in self.attributes:
+            raise ModelError(f"node {self.name!r} ({self.op_type}) lacks the attribute {attribute!r}")
+        return self.attributes[attribute]
+
+    def get(self, attribute: str, default: Any = None) -> Any:
+        """The attribute's value, or `default` where it is not given."""
+        return self.attributes.get(attribute, default)
+
+    def __str__(self) -> str:
+        return f"node {self.name!r} ({self.op_type})"
+
+
+class Context:
+    """The graph in the making."""
+
+    def __init__(self, name: str = "") -> None:
+        self.graph = Graph((), (), {}, {}, [], name)
+        self.contents: dict[str, Array] = {}
+        self.aliases: dict[str, str] = {}
+        self.call = Call("", "", 0, "", (), (), {})
+        self._names: set[str] = set()
+        self._lazy: dict[str, Any] = {}  # constants not read yet: onnx_ir tensors
+        self._derived: dict[tuple[Any, ...], str] = {}
+        self._symbols: set[str] = set()
+        self._layer_names: set[str] = set()
+        self._made: set[str] = set()  # contents that exist as tensors too
+
+    # --- values ------------------------------------------------------------------------------------------------------------
+
+    def tensor(self, name: str) -> Tensor:
+        """Element type and shape of a value."""
+        name = self.aliases.get(name, name)
+        if name in self.graph.tensors:
+            return self.graph.tensors[name]
+        raise ModelError(f"{self.call} needs the value {name!r}, which nothing makes")
+
+    def shape(self, name: str) -> tuple[Dim, ...]:
+        return self.tensor(name).shape
+
+    def dtype(self, name: str) -> str:
+        return self.tensor(name).dtype
+
+    def constant(self, name: str) -> Array | None:
+        """Contents of a value that is constant."""
+        name = self.aliases.get(name, name)
+        if name in self._lazy:
+            tensor = self._lazy.pop(name)
+            try:
+                self.graph.constants[name] = np.ascontiguousarray(tensor.numpy()).reshape(self.graph.tensors[name].shape)
+            except (ValueError, OSError, TypeError) as error:
+                raise ModelError(f"the contents of tensor {name!r} cannot be read: {error}") from error
+        return self.graph.constants.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        name = self.aliases.get(name, name)
+        return name in self.graph.constants or name in self._lazy
+
+    def content(self, name: str) -> Array | None:
+        """Contents of a small value as an object array of Dims (of bools for bool values), where they are known."""
+        name = self.aliases.get(name, name)
+        if name in self.contents:
+            return self.contents[name]
+        if not self.is_constant(name) or self.tensor(name).dtype not in ("i64", "i32", "bool", *FLOATS):
+            return None
+        if (array := self.constant(name)) is None or array.size > CONTENT_LIMIT:
+            return None
+        out = np.empty(array.shape, object)
+        out.reshape(-1)[:] = [fraction(x) if isinstance(x, float) else x for x in array.reshape(-1).tolist()]
+        return out
+
+    def dims(self, name: str) -> list[Dim] | None:
+        """Contents of a small integer value, flat; None where they are not known."""
+        content = self.content(name)
+        if content is None or any(not isinstance(d, int | Size) for d in content.reshape(-1)):
+            return None
+        return list(content.reshape(-1))
+
+    def require_dims(self, name: str) -> list[Dim]:
+        """As `dims`; raises `Declined` where the contents are not known."""
+        if (dims := self.dims(name)) is None:
+            raise Declined(f"{self.call} needs the contents of {name!r}")
+        return dims
+
+    def require_ints(self, name: str) -> list[int]:
+        """As `ints`; raises `Declined` where the contents are not plain numbers."""
+        if (ints := self.ints(name)) is None:
+            raise Declined(f"{self.call} needs the contents of {name!r}")
+        return ints
+
+    def require_constant(self, name: str) -> Array:
+        """As `constant`; raises `Declined` where the value is not constant."""
+        if (array := self.constant(name)) is None:
+            raise Declined(f"{self.call} needs the contents of {name!r}")
+        return array
+
+    def ints(self, name: str) -> list[int] | None:
+        """Contents of a small integer value where all are plain numbers."""
+        dims = self.dims(name)
+        return None if dims is None or any(not isinstance(d, int) for d in dims) else [int(d) for d in dims]
+
+    def value(self, name: str) -> str:
+        """The name to read a value by in a layer; makes a tensor of a value of which only the contents exist."""
+        name = self.aliases.get(name, name)
+        if self.is_constant(name):
+            self.constant(name)
+        elif name in self.contents and name not in self._made:
+            self._made.add(name)
+            self._materialize(name, self.contents[name])
+        return name
+
+    def _materialize(self, name: str, content: Array) -> None:
+        """Emits the layers that make a tensor of known contents: sizes, and for other forms and types what follows them."""
+        tensor, flat = self.graph.tensors[name], list(content.reshape(-1))
+        denominators = [d.denominator if isinstance(d, Ratio) else 1 for d in flat]
+        dims = tuple(d.numerator if isinstance(d, Ratio) else d for d in flat)
+        steps: list[tuple[str, Tensor, dict[str, Any], Expression | None]] = []
+        vector = content.shape if content.ndim <= 1 else (len(flat),)
+        steps.append(("sizes", Tensor("i64", vector), {"dims": dims}, None))
+        if content.ndim > 1:
+            steps.append(("reshape", Tensor("i64", content.shape), {}, None))
+        if tensor.dtype != "i64":
+            build = ExpressionBuilder(["i64"])
+            steps.append(("elementwise", tensor, {}, build.finish(build("cast", 0, dtype=tensor.dtype))))
+        extra: list[str] = []
+        if any(d != 1 for d in denominators):
+            array = np.array(denominators, to_numpy(tensor.dtype)).reshape(content.shape)
+            extra = [self.new_constant(array, f"{name}.denominators")]
+            build = ExpressionBuilder([tensor.dtype, tensor.dtype])
+            steps.append(("elementwise", tensor, {}, build.finish(build("div", 0, 1))))
+        read: tuple[str, ...] = ()
+        for number, (kind, result, attributes, expression) in enumerate(steps):
+            last = number == len(steps) - 1
+            made = name if last else self.unique(f"{name}.{kind}")
+            self.graph.tensors[made] = result
+            reads = (*read, *extra) if last else read
+            self.append(Layer(self.unique_layer(f"{name}.{kind}"), kind, reads, (made,), attributes, expression, (),
+                              (self.call.name,)))
+            read = (made,)
+
+    # --- making values -----------------------------------------------------------------------------------------------------
+
+    def unique(self, base: str) -> str:
+        """`base`, with a number appended where it is taken."""
+        name, number = base, 1
+        while name in self._names:
+            name, number = f"{base}_{number}", number + 1
+        self._names.add(name)
+        return name
+
+    def unique_layer(self, base: str) -> str:
+        """A layer's name: `base`, with a number appended where it is taken."""
+        name, number = base, 1
+        while name in self._layer_names:
+            name, number = f"{base}_{number}", number + 1
+        self._layer_names.add(name)
+        return name
+
+    def mark(self) -> tuple[Any, ...]:
+        """The state to go back to by `rewind`."""
+        return len(self.graph.layers), len(self.graph.conditions), set(self._made), set(self.contents)
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Takes back the layers, conditions and contents that came after `mark`."""
+        layers, conditions, self._made, contents = mark
+        del self.graph.layers[layers:]
+        del self.graph.conditions[conditions:]
+        for name in set(self.contents) - contents:
+            del self.contents[name]
+
+    def reserve(self, name: str) -> None:
+        """Marks a name of the model as taken."""
+        self._names.add(name)
+
+    def symbol(self, base: str) -> Size:
+        """A fresh symbol."""
+        name, number = base, 1
+        while name in self._symbols:
+            name, number = f"{base}_{number}", number + 1
+        self._symbols.add(name)
+        return symbol(name)
+
+    def reserve_symbol(self, name: str) -> None:
+        self._symbols.add(name)
+
+    def alias(self, name: str, of: str) -> None:
+        """Lets `name` stand for the existing value `of`."""
+        of = self.aliases.get(of, of)
+        self.aliases[name] = of
+
+    def set_content(self, name: str, content: Array, dtype: str = "i64") -> None:
+        """Gives a value by its contents, an object array of Dims."""
+        flat = [plain(d) for d in content.reshape(-1)]
+        if not any(isinstance(d, Size | Ratio) for d in flat):
+            self.set_constant(name, np.array(flat, to_numpy(dtype)).reshape(content.shape))
+            return
+        self.graph.tensors[name] = Tensor(dtype, content.shape)
+        self.contents[name] = content
+
+    def set_constant(self, name: str, array: Array) -> str:
+        """Gives a value by its contents."""
+        array = np.asarray(array)
+        array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self.graph.tensors[name] = Tensor(from_numpy(array.dtype), array.shape)
+        self.graph.constants[name] = array
+        return name
+
+    def move_aside(self, name: str) -> str:
+        """Renames a constant, so that a layer can make its old name."""
+        array = self.constant(name)
+        assert array is not None
+        moved = self.new_constant(array, f"{name}.constant")
+        del self.graph.constants[name]
+        return moved
+
+    def set_lazy_constant(self, name: str, tensor: Any, dtype: str) -> None:
+        """Gives a value by an onnx_ir tensor that is read when first needed."""
+        self.graph.tensors[name] = Tensor(dtype, tuple(int(d) for d in tensor.shape))
+        self._lazy[name] = tensor
+
+    def new_constant(self, array: Array, base: str) -> str:
+        """A constant under a name of its own, made from `base`."""
+        return self.set_constant(self.unique(base), array)
+
+    def derived_constant(self, name: str, key: tuple[Any, ...], make: Callable[[Array], Array], base: str) -> str | None:
+        """A constant computed from the constant `name`, once for each `key`; None where `name` is not constant."""
+        key = (self.aliases.get(name, name), *key)
+        if key not in self._derived:
+            if (array := self.constant(name)) is None:
+                return None
+            self._derived[key] = self.new_constant(make(array), base)
+        return self._derived[key]
+
+    # --- layers ------------------------------------------------------------------------------------------------------------
+
+    def append(self, layer: Layer) -> None:
+        self.graph.layers.append(layer)
+
+    def layer(self, kind: str, inputs: Sequence[str], result: Tensor, *, output: str | None = None, suffix: str = "",
+              expression: Expression | None = None, extra: Sequence[str] = (), **attributes: Any) -> str:
+        """Emits a layer with one output and returns the output's name.
+
+        `output` is the value it makes; left out, the value is a new one, named after the node's first output and `suffix`
+        (or the kind).
+        """
+        label = suffix or ("" if output else kind)
+        if output is None:
+            output = self.unique(f"{self.call.output(0)}.{label}")
+        name = self.unique_layer(f"{self.call.name}.{label}") if label else self.call.name
+        self.graph.tensors[output] = result
+        reads = tuple(self.value(v) if v else "" for v in inputs)
+        extras = tuple(self.value(v) for v in extra)
+        self.append(Layer(name, kind, reads, (output,), attributes, expression, extras, (self.call.name,)))
+        return output
+
+    def elementwise(self, operands: Sequence[str], build: Build, shape: Sequence[Dim], *, output: str | None = None,
+                    suffix: str = "") -> str:
+        """Emits an elementwise layer; `build(expression builder, operand indices...)` returns the result's node.
+
+        Constants of one element become constants of the expression.
+        """
+        scalars = {v: self.constant(v) for v in operands if self.is_constant(v) and self.tensor(v).elements == 1}
+        scalars = {v: a for v, a in scalars.items() if a is not None and a.dtype.kind in "fiub"}
+        read = list(dict.fromkeys(v for v in operands if v not in scalars)) or [operands[0]]
+        e = ExpressionBuilder([self.dtype(v) for v in read])
+        index = [read.index(v) if v in read else e.constant(scalars[v].item(), self.dtype(v)) for v in operands]
+        expression = e.finish(build(e, *index))
+        return self.layer("elementwise", read, Tensor(expression.dtype, tuple(shape)), output=output, suffix=suffix,
+                          expression=expression)
+
+    def copy(self, value: str, output: str) -> str:
+        """Emits a layer that copies a value."""
+        tensor = self.tensor(value)
+        return self.layer("elementwise", [value], tensor, output=output, expression=identity(tensor.dtype))
+
+    def transpose(self, value: str, perm: Sequence[int], *, output: str | None = None, suffix: str = "transpose") -> str:
+        """Emits a transpose; permutes a constant at once."""
+        if tuple(perm) == tuple(range(len(perm))) and output is None:
+            return self.aliases.get(value, value)
+        if output is None and self.is_constant(value):
+            made = self.derived_constant(value, ("transpose", *perm), lambda a: np.ascontiguousarray(a.transpose(perm)),
+                                         f"{value}.{suffix}")
+            if made is not None:
+                return made
+        tensor = self.tensor(value)
+        result = Tensor(tensor.dtype, tuple(tensor.shape[p] for p in perm))
+        return self.layer("transpose", [value], result, output=output, suffix="" if output else suffix, perm=tuple(perm))
+
+    def reshape(self, value: str, shape: Sequence[Dim], *, output: str | None = None, suffix: str = "reshape") -> str:
+        """Emits a reshape; reshapes a constant at once."""
+        tensor = self.tensor(value)
+        if output is None and tensor.shape == tuple(shape):
+            return self.aliases.get(value, value)
+        if output is None and self.is_constant(value) and not any(isinstance(d, Size) for d in shape):
+            ints = [int(d) for d in shape if not isinstance(d, Size)]
+            made = self.derived_constant(value, ("reshape", *ints), lambda a: a.reshape(ints), f"{value}.{suffix}")
+            if made is not None:
+                return made
+        return self.layer("reshape", [value], Tensor(tensor.dtype, tuple(shape)), output=output,
+                          suffix="" if output else suffix)
+
+    # --- sizes -------------------------------------------------------------------------------------------------------------
+
+    def same(self, a: Dim, b: Dim, what: str) -> Dim:
+        """The common value of two sizes that must be equal; notes a condition where that cannot be told from their form.
+
+        Raises `ModelError` where they cannot be equal.
+        """
+        if a == b:
+            return a
+        if isinstance(a - b, int):
+            raise ModelError(f"{self.call} joins sizes that differ, {a} and {b}, along {what}")
+        if (a, b) not in self.graph.conditions and (b, a) not in self.graph.conditions:
+            self.graph.conditions.append((a, b))
+        return simpler(a, b)
+
+    def require_at_least(self, a: Dim, b: Dim) -> None:
+        """Notes the condition a >= b where that cannot be told from the form of the sizes."""
+        if maximum(a, b) != a:
+            self.same(maximum(a, b), a, "an axis")
+
+    def arange(self, dim: Dim) -> str:
+        """The i64 vector 0, 1, ... dim - 1."""
+        if isinstance(dim, int):
+            return self.new_constant(np.arange(dim, dtype=np.int64), f"{self.call.output(0)}.iota")
+        return self.layer("iota", [], Tensor("i64", (dim,)))
+
+    def broadcast(self, shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
+        """The shape that all `shapes` broadcast to."""
+        rank = max((len(s) for s in shapes), default=0)
+        out: list[Dim] = []
+        for axis in range(rank):
+            common: Dim = 1
+            for shape in shapes:
+                place = axis - rank + len(shape)
+                dim = shape[place] if place >= 0 else 1
+                if common == 1:
+                    common = dim
+                elif dim != 1:
+                    common = self.same(common, dim, f"dimension {axis}")
+            out.append(common)
+        return tuple(out)
+
+
+def fraction(x: float) -> Any:
+    """The simplest number that is `x` in single precision: an int, a `Ratio`, or `x` itself where it is not finite."""
+    if not isfinite(x):
+        return x
+    exact = Fraction(x)
+    for limit in (1, 10, 100, 1000, 10000, 100000):
+        simple = exact.limit_denominator(limit)
+        if np.float32(float(simple)) == np.float32(x):
+            exact = simple
+            break
+    return exact.numerator if exact.denominator == 1 else Ratio(exact.numerator, exact.denominator)
+
+
+def plain(x: Any) -> Any:
+    """A `Ratio` of plain numbers as a float; all else as it is."""
+    return x.numerator / x.denominator if isinstance(x, Ratio) and isinstance(x.numerator, int) else x
+
+
+def simpler(a: Dim, b: Dim) -> Dim:
+    """Of two equal sizes the one easier to work with: a number, else the shorter formula."""
+    if isinstance(a, int) or isinstance(b, int):
+        return a if isinstance(a, int) else b
+    return a if (len(str(a)), str(a)) <= (len(str(b)), str(b)) else b
+
+
+def axis_of(axis: int, rank: int, call: Call) -> int:
+    """A non-negative axis; raises `ModelError` where it is out of range."""
+    if not -rank <= axis < max(rank, 1):
+        raise ModelError(f"{call} has the axis {axis}, its input has {rank} dimensions")
+    return axis % rank if rank else 0
+
+
+def elements(shape: Sequence[Dim]) -> Dim:
+    """Number of elements of a shape."""
+    return prod(shape) if all(isinstance(d, int) for d in shape) else product(shape)
+
+
+def require_type(dtype: str, call: Call) -> None:
+    """Raises `Declined` for element types that compiled code does not know."""
+    if dtype == "string":
+        raise Declined(f"{call} works on strings")
+
+
+def unsupported(call: Call, why: str) -> UnsupportedError:
+    return UnsupportedError(f"{call}: {why}")

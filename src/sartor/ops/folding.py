@@ -1,0 +1,98 @@
+"""Constant folding while lowering: nodes whose inputs are all constant are computed by onnx's reference implementation.
+
+A result that would be much larger than its inputs (a big ConstantOfShape, Expand or Tile) is not computed, so that a small
+model file cannot become a huge program; such nodes are lowered like others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx_ir
+from onnx.reference import ReferenceEvaluator
+
+from sartor.errors import ModelError
+from sartor.importers.onnx import dense_array
+from sartor.ops.context import Array, Call, Context
+from sartor.types import from_numpy
+
+SIZE_LIMIT = 1 << 22  # elements a folded result may have, or twice what its inputs have
+_NOT_FOLDED = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
+               "If", "Loop", "Scan")
+
+
+def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
+    """Gives the node's outputs as constants where all its inputs are; returns whether it did."""
+    if call.op_type == "Constant" and not call.domain:
+        array = _constant_value(call)
+        if array.dtype.kind in "US":
+            array = array.astype(object)
+        context.set_constant(call.outputs[0], array)
+        return True
+    if call.op_type == "Identity" and not call.domain:
+        context.alias(call.outputs[0], call.inputs[0])
+        return True
+    if not call.inputs or call.op_type in _NOT_FOLDED or not all(context.is_constant(v) for v in call.inputs if v):
+        return False
+    constants = {v: a for v in call.inputs if v and (a := context.constant(v)) is not None}
+    node = onnx_ir.to_proto(call.node)
+    for place, name in enumerate(call.inputs):
+        node.input[place] = name
+    if not _small_enough(node, call, constants, versions):
+        return False
+    try:
+        results = ReferenceEvaluator(node, opsets=dict(versions)).run(None, constants)
+    except Exception:  # the reference implementation has gaps of every kind; what is wrong with the node shows when it is lowered
+        return False
+    arrays = [np.asarray(r) for r in results if r is not None and not isinstance(r, (list, dict))]
+    if len(arrays) != len(results) or len(results) < len(call.outputs):
+        return False
+    for name, array in zip(call.outputs, arrays, strict=False):
+        if name:
+            from_numpy(array.dtype)
+            context.set_constant(name, array)
+    return True
+
+
+def infer(node: onnx.NodeProto, call: Call, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, Array],
+          versions: Mapping[str, int]) -> dict[str, onnx.TypeProto]:
+    """Types of a node's outputs by onnx's own inference; small constants are shown to it."""
+    schema = onnx.defs.get_schema(call.op_type, call.version, call.domain)
+    data = {v: onnx.numpy_helper.from_array(a, v) for v, a in constants.items() if a.size <= 1024 and a.dtype != object}
+    imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
+    return onnx.shape_inference.infer_node_outputs(schema, node, dict(types), data, opset_imports=imports)
+
+
+def _small_enough(node: onnx.NodeProto, call: Call, constants: Mapping[str, Array], versions: Mapping[str, int]) -> bool:
+    types = {v: onnx.helper.make_tensor_type_proto(onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+             for v, a in constants.items()}
+    try:
+        inferred = infer(node, call, types, constants, versions)
+    except Exception:  # says that the node is broken, in words of its own; lowering it says so in ours
+        return False
+    allowed = max(SIZE_LIMIT, 2 * sum(a.size for a in constants.values()))
+    return all(_elements(t) <= allowed for t in inferred.values())
+
+
+def _elements(proto: onnx.TypeProto) -> int:
+    return prod(d.dim_value or 1 for d in proto.tensor_type.shape.dim)
+
+
+def _constant_value(call: Call) -> Array:
+    """The contents of a Constant node, whichever attribute holds them."""
+    for name, value in call.attributes.items():
+        if name == "value":
+            return np.asarray(value.numpy())
+        if name == "sparse_value":
+            return dense_array(onnx_ir.to_proto(call.node).attribute[0].sparse_tensor)
+        if name in ("value_float", "value_floats"):
+            return np.array(value, np.float32)
+        if name in ("value_int", "value_ints"):
+            return np.array(value, np.int64)
+        if name in ("value_string", "value_strings"):
+            return np.array(value, object)
+    raise ModelError(f"{call} has no value")

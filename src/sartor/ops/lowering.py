@@ -1,0 +1,210 @@
+"""IR1 to IR2: one walk over the model's nodes in order, which infers shapes, folds constants and emits Layers.
+
+For each node, in this order: constants are folded; small integer values that come from shapes are followed as formulas
+(`contents`); else the operator's function in `OPERATORS` emits layers; where there is none, or it declines, the node becomes a
+`host` layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import onnx_ir
+
+from sartor.errors import ModelError, OptionError, UnsupportedError
+from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.ops import OPERATORS, contents, folding, host
+from sartor.ops.context import Call, Context, Declined
+from sartor.sizes import Dim, substitute, symbol
+
+_TYPES = {
+    "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "BOOL": "bool", "STRING": "string",
+    "INT8": "i8", "INT16": "i16", "INT32": "i32", "INT64": "i64", "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64",
+}
+_UNNAMED = (None, "", "?", "-1", "None")  # what exporters write for a dimension of which nothing is known
+
+
+def lower(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None = None) -> Graph:
+    """Lowers a model to a graph of layers.
+
+    Parameters
+    ----------
+    model
+        IR1, as `sartor.importers.onnx.load` makes it.
+    shapes
+        Sizes of inputs that replace the model's: numbers, or names of symbols.  A number in place of a symbol replaces that
+        symbol in all inputs.
+
+    Raises
+    ------
+    ModelError
+        The model contradicts itself.
+    UnsupportedError
+        An operator, element type or shape is not supported.
+    OptionError
+        `shapes` names an unknown input or has the wrong number of sizes.
+    """
+    context = Context(model.graph.name or "")
+    for name in _names(model):
+        context.reserve(name)
+    for name, value in model.graph.initializers.items():
+        if value.const_value is None:
+            raise ModelError(f"the initializer {name!r} has no contents")
+        context.set_lazy_constant(name, value.const_value, element_type(value.const_value.dtype, name))
+    _add_inputs(context, model, shapes or {})
+    versions = {("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}
+    for index, node in enumerate(model.graph):
+        _lower_node(context, _call(context, node, index, versions), versions)
+    _finish(context, [v.name or "" for v in model.graph.outputs])
+    return context.graph
+
+
+def element_type(data_type: onnx_ir.DataType | None, name: str) -> str:
+    """Sartor's name of an ONNX element type."""
+    if data_type is None or data_type.name not in _TYPES:
+        raise UnsupportedError(f"the value {name!r} has the element type {data_type.name.lower() if data_type else 'none'}, "
+                               "which is not supported")
+    return _TYPES[data_type.name]
+
+
+def _names(model: onnx_ir.Model) -> list[str]:
+    names = [v.name or "" for v in model.graph.inputs] + list(model.graph.initializers)
+    return names + [v.name for node in model.graph for v in node.outputs if v.name]
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------------
+
+
+def _add_inputs(context: Context, model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    inputs = {v.name or "": v for v in model.graph.inputs}
+    for name in shapes:
+        if name not in inputs:
+            raise OptionError(f"shapes name the input {name!r}; the model's inputs are {', '.join(map(repr, inputs))}")
+    declared = {name: _declared(value, name, shapes.get(name)) for name, value in inputs.items()}
+    for dims in declared.values():
+        for dim in dims:
+            if isinstance(dim, str):
+                context.reserve_symbol(dim)
+    replaced: dict[str, Dim] = {}
+    chosen: dict[str, list[Dim]] = {}
+    for name, dims in declared.items():
+        chosen[name] = []
+        for axis, (old, new) in enumerate(zip(dims, shapes.get(name, dims), strict=True)):
+            if isinstance(new, str):
+                context.reserve_symbol(new)
+            dim = context.symbol(f"{name}.{axis}") if new is None else symbol(new) if isinstance(new, str) else int(new)
+            if not isinstance(new, str) and new is not None and int(new) < 0:
+                raise OptionError(f"shapes give the input {name!r} the size {new}; sizes are at least 0")
+            if isinstance(old, str) and new != old:
+                if replaced.setdefault(old, dim) != dim:
+                    raise OptionError(f"shapes give the dimension {old!r} of the model two sizes, {replaced[old]} and {dim}")
+            chosen[name].append(dim)
+    for name, value in inputs.items():
+        dtype = element_type(value.dtype, name)
+        context.graph.tensors[name] = Tensor(dtype, tuple(substitute(d, replaced) for d in chosen[name]))
+    context.graph.inputs = tuple(inputs)
+
+
+def _declared(value: onnx_ir.Value, name: str, given: Sequence[int | str] | None) -> list[int | str | None]:
+    """The model's own sizes of an input: numbers, symbols, None where it says nothing."""
+    if value.type is not None and not isinstance(value.type, onnx_ir.TensorType):
+        raise UnsupportedError(f"the input {name!r} is no tensor but {value.type}; only tensors are supported")
+    if value.shape is None:
+        if given is None:
+            raise UnsupportedError(f"the model does not say how many dimensions the input {name!r} has; give its shape")
+        return [None] * len(given)
+    dims: list[int | str | None] = [d if isinstance(d, int) else d.value for d in value.shape.dims]
+    if given is not None and len(given) != len(dims):
+        raise OptionError(f"shapes give the input {name!r} {len(given)} sizes, it has {len(dims)} dimensions")
+    return [None if d in _UNNAMED or (isinstance(d, int) and d < 0) else d for d in dims]
+
+
+# --- nodes -----------------------------------------------------------------------------------------------------------------
+
+
+def _call(context: Context, node: onnx_ir.Node, index: int, versions: Mapping[str, int]) -> Call:
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    attributes = {name: _attribute(a) for name, a in node.attributes.items()}
+    name = context.unique_layer(node.name or f"{node.op_type}_{index}")
+    inputs = tuple(context.aliases.get(v.name or "", v.name or "") if v is not None else "" for v in node.inputs)
+    outputs = tuple(v.name or "" for v in node.outputs)
+    while inputs and not inputs[-1]:
+        inputs = inputs[:-1]
+    return Call(node.op_type, domain, versions.get(domain, 1), name, inputs, outputs, attributes, node)
+
+
+def _attribute(attribute: onnx_ir.Attr) -> Any:
+    value = attribute.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> None:
+    context.call = call
+    if folding.fold(context, call, versions) or contents.propagate(context, call):
+        return
+    operator = OPERATORS.get((call.domain, call.op_type))
+    if operator is not None:
+        mark = context.mark()
+        try:
+            operator(context, call)
+            return
+        except Declined:
+            context.rewind(mark)
+    host.lower(context, call, versions)
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------------
+
+
+def _finish(context: Context, outputs: Sequence[str]) -> None:
+    """Gives the graph's outputs the model's names, and drops layers and values that nothing needs."""
+    graph = context.graph
+    for name in outputs:
+        if name not in graph.tensors and name not in context.aliases:
+            raise ModelError(f"the model's output {name!r} is made by nothing")
+    made = {v for layer in graph.layers for v in layer.outputs}
+    renames: dict[str, str] = {}
+    for name in outputs:
+        target = context.aliases.get(name, name)
+        if target != name and target in made and target not in outputs and target not in renames:
+            renames[target] = name
+    _rename(graph, renames)
+    made = {renames.get(v, v) for v in made}
+    for name in outputs:
+        if name in made or name in graph.inputs:
+            continue
+        target = context.value(name)
+        target = renames.get(target, target)
+        if name in (v for layer in graph.layers for v in layer.outputs):
+            continue  # a value with known contents, just made
+        context.call = Call("Identity", "", 0, context.unique_layer(f"{name}.copy"), (target,), (name,), {})
+        if target == name:  # a constant under the output's own name
+            target = context.move_aside(name)
+        context.aliases.pop(name, None)
+        context.copy(target, name)
+    graph.outputs = tuple(outputs)
+    _prune(graph)
+
+
+def _rename(graph: Graph, names: Mapping[str, str]) -> None:
+    if not names:
+        return
+    graph.layers = [replace(layer, **{part: tuple(names.get(v, v) for v in getattr(layer, part))
+                                      for part in ("inputs", "outputs", "extra")}) for layer in graph.layers]
+    for old, new in names.items():
+        graph.tensors[new] = graph.tensors.pop(old)
+
+
+def _prune(graph: Graph) -> None:
+    needed = set(graph.outputs)
+    kept: list[Layer] = []
+    for layer in reversed(graph.layers):
+        if needed & set(layer.outputs):
+            kept.append(layer)
+            needed.update(layer.reads)
+    graph.layers = kept[::-1]
+    named = needed | set(graph.inputs) | {v for layer in graph.layers for v in layer.outputs}
+    graph.tensors = {name: tensor for name, tensor in graph.tensors.items() if name in named}
+    graph.constants = {name: array for name, array in graph.constants.items() if name in needed}

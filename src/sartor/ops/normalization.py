@@ -1,0 +1,164 @@
+"""Normalisations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sartor.errors import ModelError
+from sartor.graph.expression import Expression, ExpressionBuilder
+from sartor.graph.layer import Tensor
+from sartor.ops.context import Call, Context, Declined, axis_of
+from sartor.ops.elementwise import Operator
+from sartor.sizes import product
+
+
+def _batch(context: Context, call: Call) -> None:
+    """y = x * scale + shift with one scale and shift a channel, computed here where the statistics are constant."""
+    if any(call.outputs[1:]) or call.get("training_mode", 0) or not call.get("spatial", 1):
+        raise Declined(f"{call} trains")
+    x, scale, bias, mean, variance = call.inputs
+    tensor = context.tensor(x)
+    per_channel = (-1, *[1] * (len(tensor.shape) - 2))
+    epsilon = call.get("epsilon", 1e-5)
+    arrays = [context.constant(v) for v in (scale, bias, mean, variance)]
+    if all(a is not None for a in arrays):
+        s, b, m, v = (np.asarray(a, np.float64) for a in arrays)
+        factor = s / np.sqrt(v + epsilon)
+        dtype = arrays[0].dtype if arrays[0] is not None else np.dtype(np.float32)
+        factors = context.new_constant(factor.astype(dtype).reshape(per_channel), f"{call.outputs[0]}.scale")
+        shifts = context.new_constant((b - m * factor).astype(dtype).reshape(per_channel), f"{call.outputs[0]}.shift")
+    else:
+        channels = context.shape(scale)
+        made = context.elementwise(
+            [scale, variance],
+            lambda e, s, v: e("div", s, e("sqrt", e("add", v, e.constant(epsilon, context.dtype(variance))))), channels, suffix="scale")
+        shift = context.elementwise([bias, mean, made], lambda e, b, m, f: e("sub", b, e("mul", m, f)), channels, suffix="shift")
+        shape = (channels[0], *per_channel[1:])
+        factors, shifts = context.reshape(made, shape), context.reshape(shift, shape)
+    context.elementwise([x, factors, shifts], lambda e, v, f, t: e("add", e("mul", v, f), t), tensor.shape, output=call.outputs[0])
+
+
+def _affine(context: Context, dtype: str, scale: str, bias: str) -> tuple[Expression | None, tuple[str, ...]]:
+    """raw * scale + bias, either of which may be absent."""
+    extra = tuple(v for v in (scale, bias) if v)
+    e = ExpressionBuilder([dtype, *(context.dtype(v) for v in extra)])
+    out = e("mul", 0, 1) if scale else 0
+    out = e("add", out, len(extra)) if bias else out
+    return (e.finish(out), extra) if extra else (None, ())
+
+
+def _layer(mode: str) -> Operator:
+    def lower(context: Context, call: Call) -> None:
+        if any(call.outputs[1:]):
+            raise Declined(f"{call} gives its statistics")
+        tensor = context.tensor(call.inputs[0])
+        rank = len(tensor.shape)
+        axis = axis_of(call.get("axis", -1), rank, call)
+        expression, extra = _affine(context, tensor.dtype, call.input(1), call.input(2))
+        context.layer("normalize", call.inputs[:1], tensor, output=call.outputs[0], expression=expression, extra=extra,
+                      axes=tuple(range(axis, rank)), mode=mode, epsilon=float(call.get("epsilon", 1e-5)))
+
+    return lower
+
+
+def _instance(context: Context, call: Call) -> None:
+    x, scale, bias = call.inputs
+    tensor = context.tensor(x)
+    rank = len(tensor.shape)
+    shape = (*context.shape(scale), *[1] * (rank - 2))
+    expression, extra = _affine(context, tensor.dtype, context.reshape(scale, shape), context.reshape(bias, shape))
+    context.layer("normalize", [x], tensor, output=call.outputs[0], expression=expression, extra=extra,
+                  axes=tuple(range(2, rank)), mode="layer", epsilon=float(call.get("epsilon", 1e-5)))
+
+
+def _group(context: Context, call: Call) -> None:
+    """Scale and bias have one value a group in opset 18, one a channel from opset 21 on."""
+    x, scale, bias = call.inputs
+    tensor = context.tensor(x)
+    batch, channels, *sizes = tensor.shape
+    groups = call["num_groups"]
+    if not isinstance(channels, int) or groups < 1 or channels % groups:
+        raise ModelError(f"{call} has {groups} groups for {channels} channels")
+    shape = (batch, groups, product(sizes) * (channels // groups))
+    grouped = context.reshape(x, shape, suffix="groups")
+    per_group = context.shape(scale) != (channels,) and context.shape(scale) == (groups,)
+    expression, extra = (_affine(context, tensor.dtype, context.reshape(scale, (groups, 1)), context.reshape(bias, (groups, 1)))
+                         if per_group else (None, ()))
+    made = context.layer("normalize", [grouped], Tensor(tensor.dtype, shape), expression=expression, extra=extra, axes=(2,),
+                         mode="layer", epsilon=float(call.get("epsilon", 1e-5)))
+    if per_group:
+        context.reshape(made, tensor.shape, output=call.outputs[0])
+        return
+    back = context.reshape(made, tensor.shape, suffix="channels")
+    per_channel = (channels, *[1] * len(sizes))
+    operands = [back, context.reshape(scale, per_channel), context.reshape(bias, per_channel)]
+    context.elementwise(operands, lambda e, v, s, b: e("add", e("mul", v, s), b), tensor.shape, output=call.outputs[0])
+
+
+def _lp(context: Context, call: Call) -> None:
+    x = call.inputs[0]
+    tensor = context.tensor(x)
+    axis = axis_of(call.get("axis", -1), len(tensor.shape), call)
+    kept = Tensor(tensor.dtype, tuple(1 if i == axis else d for i, d in enumerate(tensor.shape)))
+    norm = context.layer("reduce", [x], kept, op="l1" if call.get("p", 2) == 1 else "l2", axes=(axis,), select_last=False)
+    zero = 0.0
+    context.elementwise(
+        [x, norm],
+        lambda e, v, n: e("select", e("eq", n, e.constant(zero, tensor.dtype)), e.constant(zero, tensor.dtype), e("div", v, n)),
+        tensor.shape, output=call.outputs[0])
+
+
+def _mean_variance(context: Context, call: Call) -> None:
+    tensor = context.tensor(call.inputs[0])
+    rank = len(tensor.shape)
+    axes = tuple(sorted(axis_of(a, rank, call) for a in call.get("axes", [0, 2, 3])))
+    context.layer("normalize", call.inputs, tensor, output=call.outputs[0], axes=axes, mode="layer", epsilon=1e-18)
+
+
+def _local_response(context: Context, call: Call) -> None:
+    """x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta, the neighbours being shifted slices."""
+    x = call.inputs[0]
+    tensor = context.tensor(x)
+    size, alpha, beta, bias = call["size"], call.get("alpha", 1e-4), call.get("beta", 0.75), call.get("bias", 1.0)
+    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    rank, channels = len(tensor.shape), tensor.shape[1]
+    shape = (tensor.shape[0], channels + before + after, *tensor.shape[2:])
+    padded = context.layer("pad", [x], Tensor(tensor.dtype, shape), before=_at(1, before, rank), mode="constant", value=0.0)
+    neighbours = [context.layer("slice", [padded], tensor, suffix=f"neighbour_{i}", starts=_at(1, i, rank), steps=(1,) * rank)
+                  for i in range(size) if i != before]
+
+    def build(e: ExpressionBuilder, value: int, *others: int) -> int:
+        total = e("mul", value, value)
+        for other in others:
+            total = e("add", total, e("mul", other, other))
+        base = e("add", e.constant(bias, tensor.dtype), e("mul", total, e.constant(alpha / size, tensor.dtype)))
+        return e("div", value, _power(e, base, beta, tensor.dtype))
+
+    context.elementwise([x, *neighbours], build, tensor.shape, output=call.outputs[0])
+
+
+def _power(e: ExpressionBuilder, base: int, exponent: float, dtype: str) -> int:
+    if exponent == 1:
+        return base
+    root = e("sqrt", base)
+    if exponent == 0.5:
+        return root
+    return e("mul", root, e("sqrt", root)) if exponent == 0.75 else e("pow", base, e.constant(exponent, dtype))
+
+
+def _at(axis: int, value: int, rank: int) -> tuple[int, ...]:
+    return tuple(value if i == axis else 0 for i in range(rank))
+
+
+OPERATORS: dict[tuple[str, str], Operator] = {
+    ("", "BatchNormalization"): _batch,
+    ("", "GroupNormalization"): _group,
+    ("", "InstanceNormalization"): _instance,
+    ("", "LRN"): _local_response,
+    ("", "LayerNormalization"): _layer("layer"),
+    ("", "LpNormalization"): _lp,
+    ("", "MeanVarianceNormalization"): _mean_variance,
+    ("", "RMSNormalization"): _layer("rms"),
+}

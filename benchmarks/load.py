@@ -33,7 +33,9 @@ print((middle - start) * 1e3, (time.perf_counter() - middle) * 1e3)
 def measure(setup: str, load: str, processes: int) -> tuple[float, float]:
     """Median milliseconds of the import and of the loading."""
     code = TIMED.format(setup=setup, load=load)
-    lines = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(processes)]
+    lines = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(processes)
+    ]
     pairs = [tuple(map(float, line.split())) for line in lines]
     return statistics.median(p[0] for p in pairs), statistics.median(p[1] for p in pairs)
 
@@ -51,13 +53,22 @@ def main() -> None:
             program = Path(folder) / f"{name}.sartor"
             sartor.compile(str(path)).save(program)
             ours = measure("import sartor", f"sartor.load({str(program)!r})", args.processes)
-            theirs = measure("import onnxruntime", f"onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])",
-                             args.processes)
-            figures[name] = {"sartor_import_ms": ours[0], "sartor_load_ms": ours[1], "onnxruntime_import_ms": theirs[0],
-                             "onnxruntime_load_ms": theirs[1]}
+            theirs = measure(
+                "import onnxruntime",
+                f"onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])",
+                args.processes,
+            )
+            figures[name] = {
+                "sartor_import_ms": ours[0],
+                "sartor_load_ms": ours[1],
+                "onnxruntime_import_ms": theirs[0],
+                "onnxruntime_load_ms": theirs[1],
+            }
             if not args.json:
-                print(f"{name:12s} import: Sartor {ours[0]:.0f} ms, ONNX Runtime {theirs[0]:.0f} ms   "
-                      f"load: Sartor {ours[1]:.1f} ms, ONNX Runtime {theirs[1]:.1f} ms")
+                print(
+                    f"{name:12s} import: Sartor {ours[0]:.0f} ms, ONNX Runtime {theirs[0]:.0f} ms   "
+                    f"load: Sartor {ours[1]:.1f} ms, ONNX Runtime {theirs[1]:.1f} ms"
+                )
     if args.json:
         print(json.dumps(figures, indent=1))
 

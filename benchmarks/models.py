@@ -26,7 +26,7 @@ def package_models() -> dict[str, Path]:
     found = {}
     for name, (package, pattern) in _CARRIED.items():
         spec = find_spec(package)
-        for folder in (spec.submodule_search_locations or () if spec else ()):
+        for folder in spec.submodule_search_locations or () if spec else ():
             paths = sorted(Path(folder).glob(pattern)) or sorted(Path(folder).rglob(Path(pattern).name))
             if paths:
                 found[name] = paths[-1]

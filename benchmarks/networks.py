@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -68,7 +68,7 @@ def main() -> int:
     if args.json:
         print(json.dumps(results, indent=1))
     else:
-        print(f"{len(ratios)} models: geometric mean of fastest other / Sartor {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+        print(f"{len(ratios)} models: geometric mean of fastest other / Sartor {statistics.geometric_mean(ratios):.3f}")
     return status
 
 

@@ -16,7 +16,6 @@ import pytest
 from tests.cpu.executor_code import Counting, code
 
 from sartor.errors import OptionError
-from sartor.runtime import threads as threads_module
 from sartor.runtime.threads import MAX_THREADS, WorkerPool, available_threads, process_pool
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -51,27 +50,6 @@ def fork(work: Any) -> int:
 
 def test_available_threads_keeps_to_the_affinity() -> None:
     assert 1 <= available_threads() <= len(os.sched_getaffinity(0))
-
-
-@pytest.mark.parametrize(("files", "membership", "quota"), [
-    ({"cpu.max": "max 100000"}, "0::/", float("inf")),
-    ({"cpu.max": "150000 100000"}, "0::/", 1.5),
-    ({"a/cpu.max": "max 100000", "a/b/cpu.max": "300000 100000", "cpu.max": "400000 100000"}, "0::/a/b", 3),
-    ({"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}, "0::/a/b", 0.5),
-    ({"cpu.max": "200000 100000"}, "0::/a/group/of/the/host", 2),
-    ({"cpu,cpuacct/cpu.cfs_quota_us": "250000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/\n2:memory:/", 2.5),
-    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/x", float("inf")),
-    ({"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/x", 1),
-    ({}, "0::/", float("inf")),
-    ({"cpu.max": "nonsense"}, "0::/", float("inf")),
-])
-def test_quota_of_the_control_group(tmp_path: Path, files: dict[str, str], membership: str, quota: float) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    (tmp_path / "membership").write_text(membership + "\n")
-    assert threads_module._cgroup_quota(tmp_path / "membership", tmp_path) == quota
-    assert threads_module._cgroup_quota(tmp_path / "absent", tmp_path) == float("inf")
 
 
 def test_the_pool_grows_as_runs_need_it() -> None:

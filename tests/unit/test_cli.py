@@ -46,18 +46,21 @@ def test_help_lists_the_verbs_and_exit_codes(capsys):
     assert "3 outputs differ" in text
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["compil"], "did you mean compile?"),
-    (["frobnicate"], "there are compile"),
-    (["compile"], "Missing argument"),
-    (["compile", "missing.onnx"], "does not exist"),
-    (["devices", "--fast"], "No such option"),
-    (["bench", "MODEL", "--against", "tensorrt"], "tensorrt is not an engine"),
-    (["run", "MODEL", "--shape", "x=1xtwo"], "x=1xtwo is not of the form"),
-    (["run", "MODEL", "--dim", "batch"], "batch is not of the form"),
-    (["compile", "MODEL", "-o", "nowhere/y.sartor"], "there is no folder nowhere"),
-    (["compile", "MODEL", "--threads", "0"], "Invalid value for '--threads'"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["compil"], "did you mean compile?"),
+        (["frobnicate"], "there are compile"),
+        (["compile"], "Missing argument"),
+        (["compile", "missing.onnx"], "does not exist"),
+        (["devices", "--fast"], "No such option"),
+        (["bench", "MODEL", "--against", "tensorrt"], "tensorrt is not an engine"),
+        (["run", "MODEL", "--shape", "x=1xtwo"], "x=1xtwo is not of the form"),
+        (["run", "MODEL", "--dim", "batch"], "batch is not of the form"),
+        (["compile", "MODEL", "-o", "nowhere/y.sartor"], "there is no folder nowhere"),
+        (["compile", "MODEL", "--threads", "0"], "Invalid value for '--threads'"),
+    ],
+)
 def test_wrong_usage_is_exit_code_2_and_a_sentence(arguments, words, model, capsys):
     arguments = [str(model) if a == "MODEL" else a for a in arguments]
     assert main.run(arguments) == 2
@@ -73,14 +76,17 @@ def test_a_program_is_never_written_over_its_model(model, capsys):
     assert model.read_bytes() == before
 
 
-@pytest.mark.parametrize(("problem", "code", "words"), [
-    (SartorError("it broke"), 1, "sartor: it broke"),
-    (UnsupportedError("no such thing"), 4, "sartor: no such thing"),
-    (OptionError("not that"), 2, "sartor: not that"),
-    (KeyboardInterrupt(), 130, "interrupted"),
-    (FileNotFoundError(2, "No such file", "x.npy"), 1, "sartor: x.npy: No such file"),
-    (ValueError("first\nsecond"), 1, "an error inside Sartor"),
-])
+@pytest.mark.parametrize(
+    ("problem", "code", "words"),
+    [
+        (SartorError("it broke"), 1, "sartor: it broke"),
+        (UnsupportedError("no such thing"), 4, "sartor: no such thing"),
+        (OptionError("not that"), 2, "sartor: not that"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (FileNotFoundError(2, "No such file", "x.npy"), 1, "sartor: x.npy: No such file"),
+        (ValueError("first\nsecond"), 1, "an error inside Sartor"),
+    ],
+)
 def test_errors_become_one_sentence_and_an_exit_code(problem, code, words, monkeypatch, capsys):
     def fail(*args, **kwargs):
         raise problem
@@ -97,8 +103,13 @@ def test_errors_become_one_sentence_and_an_exit_code(problem, code, words, monke
 
 def test_the_module_runs_as_a_command():
     environment = dict(os.environ, PYTHONPATH=":".join(p for p in sys.path if p))
-    done = subprocess.run([sys.executable, "-m", "sartor.cli.main", "devices", "--quick", "--json"], capture_output=True, text=True,
-                          check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "sartor.cli.main", "devices", "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     assert json.loads(done.stdout)["cores"] >= 1
     assert not done.stderr
 
@@ -114,12 +125,15 @@ def test_sizes_come_from_dims_shapes_and_default_to_one():
     assert feeds.settle_sizes(INPUTS, {"x": (2, 3, 4)}, {}) == ({"batch": 2, "width": 4}, [])
 
 
-@pytest.mark.parametrize(("shapes", "dims", "words"), [
-    ({"x": (2, 3)}, {}, "has 3 dimensions"),
-    ({"x": (2, 4, 4)}, {}, "does not fit"),
-    ({"x": (2, 3, 4), "lengths": (3,)}, {}, "batch is 3 in shape 3, but 2 elsewhere"),
-    ({}, {"height": 4}, "no symbolic dimension height; it has batch, width"),
-])
+@pytest.mark.parametrize(
+    ("shapes", "dims", "words"),
+    [
+        ({"x": (2, 3)}, {}, "has 3 dimensions"),
+        ({"x": (2, 4, 4)}, {}, "does not fit"),
+        ({"x": (2, 3, 4), "lengths": (3,)}, {}, "batch is 3 in shape 3, but 2 elsewhere"),
+        ({}, {"height": 4}, "no symbolic dimension height; it has batch, width"),
+    ],
+)
 def test_sizes_that_do_not_fit_are_refused(shapes, dims, words):
     with pytest.raises(OptionError, match=words):
         feeds.settle_sizes(INPUTS, shapes, dims)
@@ -166,12 +180,15 @@ def test_sizes_of_a_model_file_can_be_fixed(model):
     assert [d.dim_value for d in fixed.graph.input[0].type.tensor_type.shape.dim] == [5, 3]
 
 
-@pytest.mark.parametrize(("shapes", "dims", "words"), [
-    ({"x": (1, 4)}, {}, "dimension 1 of input x is 3, not 4"),
-    ({"x": (1,)}, {}, "has 2 dimensions"),
-    ({"z": (1,)}, {}, "no input z"),
-    ({}, {"b": 1}, "no symbolic dimension b"),
-])
+@pytest.mark.parametrize(
+    ("shapes", "dims", "words"),
+    [
+        ({"x": (1, 4)}, {}, "dimension 1 of input x is 3, not 4"),
+        ({"x": (1,)}, {}, "has 2 dimensions"),
+        ({"z": (1,)}, {}, "no input z"),
+        ({}, {"b": 1}, "no symbolic dimension b"),
+    ],
+)
 def test_sizes_a_model_does_not_have_are_refused(model, shapes, dims, words):
     with pytest.raises(OptionError, match=words):
         models.fix_sizes(model, shapes, dims)
@@ -187,16 +204,19 @@ def test_a_file_that_is_no_model_is_refused_in_a_sentence(tmp_path):
 # --- comparing and printing -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("a", "b", "expected"), [
-    ([1.0, 2.0], [1.0, 2.0], 0.0),
-    ([1.0, 2.0], [1.0, 1.0], 0.5),
-    ([np.nan, np.inf], [np.nan, np.inf], 0.0),
-    ([1.0, np.inf], [1.0, 2.0], np.inf),
-    ([1.0, 2.0], [1.0, np.nan], np.inf),
-    ([1.0], [1.0, 2.0], np.inf),
-    (["a"], ["a"], 0.0),
-    (["a"], ["b"], np.inf),
-])
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([1.0, 2.0], [1.0, 1.0], 0.5),
+        ([np.nan, np.inf], [np.nan, np.inf], 0.0),
+        ([1.0, np.inf], [1.0, 2.0], np.inf),
+        ([1.0, 2.0], [1.0, np.nan], np.inf),
+        ([1.0], [1.0, 2.0], np.inf),
+        (["a"], ["a"], 0.0),
+        (["a"], ["b"], np.inf),
+    ],
+)
 def test_differences_are_relative_to_the_largest_element(a, b, expected):
     assert difference([np.array(a)], [np.array(b)]) == expected
 
@@ -210,6 +230,8 @@ def test_tables_are_aligned_text(capsys):
     assert capsys.readouterr().out == "name   n\na      1\nlong  22\n"
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5120.0 GiB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 << 20, "3.0 MiB"), (5 << 40, "5120.0 GiB")]
+)
 def test_bytes_are_readable(count, text):
     assert common.bytes_text(count) == text

@@ -1,11 +1,15 @@
 """What the system says of a machine, as files made for the purpose and as this machine's own."""
 
+import math
 import os
 
 import pytest
 
 from sartor.devices import probe
 from sartor.errors import OptionError, UnsupportedError
+
+V2 = "sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm"
+V3 = V2 + " abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
 
 
 def write(folder, **contents):
@@ -24,14 +28,16 @@ def test_the_host_is_described():
     assert not device.measured
 
 
-@pytest.mark.parametrize(("flags", "levels"), [
-    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm", ("sse4",)),
-    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm avx avx2 fma", ("sse4",)),
-    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm abm avx avx2 bmi1 bmi2 f16c fma movbe xsave", ("sse4", "avx2")),
-    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm abm avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f avx512cd", ("sse4", "avx2")),
-    ("sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm abm avx avx2 bmi1 bmi2 f16c fma movbe xsave avx512f avx512bw avx512cd avx512dq avx512vl",
-     ("sse4", "avx2", "avx512")),
-])
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        (V2, ("sse4",)),
+        (V2 + " avx avx2 fma", ("sse4",)),
+        (V3, ("sse4", "avx2")),
+        (V3 + " avx512f avx512cd", ("sse4", "avx2")),
+        (V3 + " avx512f avx512bw avx512cd avx512dq avx512vl", ("sse4", "avx2", "avx512")),
+    ],
+)
 def test_levels_follow_from_flags(monkeypatch, flags, levels):
     monkeypatch.setattr(probe, "_cpuinfo", lambda key: flags)
     monkeypatch.setattr(probe.platform, "machine", lambda: "x86_64")
@@ -80,25 +86,35 @@ def test_caches_as_the_system_lists_them(tmp_path):
     assert probe.cache_sizes(tmp_path / "nowhere") == probe._CACHES
 
 
-@pytest.mark.parametrize(("limit", "cores"), [("200000 100000", 2.0), ("50000 100000", 0.5), ("max 100000", None)])
-def test_quota_of_the_unified_hierarchy(tmp_path, limit, cores):
-    root, membership = tmp_path / "cgroup", tmp_path / "self"
-    write(root / "a" / "b", cpu__max="max 100000")
-    write(root / "a", cpu__max=limit)
-    membership.write_text("0::/a/b\n")
-    assert probe.cgroup_quota(root, membership) == cores
+@pytest.mark.parametrize(
+    ("files", "membership", "quota"),
+    [
+        ({"cpu.max": "max 100000"}, "0::/", float("inf")),
+        ({"cpu.max": "150000 100000"}, "0::/", 1.5),
+        ({"a/cpu.max": "max 100000", "a/b/cpu.max": "300000 100000", "cpu.max": "400000 100000"}, "0::/a/b", 3),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}, "0::/a/b", 0.5),
+        ({"cpu.max": "200000 100000"}, "0::/a/group/of/the/host", 2),
+        (
+            {"cpu,cpuacct/cpu.cfs_quota_us": "250000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            "3:cpu,cpuacct:/\n2:memory:/",
+            2.5,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/x", float("inf")),
+        ({"cpu/x/cpu.cfs_quota_us": "100000", "cpu/x/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/x", 1),
+        ({}, "0::/", float("inf")),
+        ({"cpu.max": "nonsense"}, "0::/", float("inf")),
+    ],
+)
+def test_quota_of_the_control_group(tmp_path, files, membership, quota):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    (tmp_path / "membership").write_text(membership + "\n")
+    assert probe.cgroup_quota(tmp_path / "membership", tmp_path) == quota
+    assert probe.cgroup_quota(tmp_path / "absent", tmp_path) == float("inf")
 
 
-def test_quota_of_the_old_hierarchy(tmp_path):
-    root, membership = tmp_path / "cgroup", tmp_path / "self"
-    write(root / "cpu,cpuacct" / "job", cpu__cfs_quota_us="150000", cpu__cfs_period_us="100000")
-    membership.write_text("4:memory:/else\n3:cpu,cpuacct:/job\n")
-    assert probe.cgroup_quota(root, membership) == 1.5
-    write(root / "cpu,cpuacct" / "job", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
-    assert probe.cgroup_quota(root, membership) is None
-
-
-@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (0.3, 1), (2.0, 2), (1.5, 2), (64.0, 8)])
+@pytest.mark.parametrize(("quota", "cores"), [(math.inf, 8), (0.3, 1), (2.0, 2), (1.5, 2), (64.0, 8)])
 def test_cores_are_bounded_by_the_quota(monkeypatch, quota, cores):
     monkeypatch.setattr(probe, "cgroup_quota", lambda: quota)
     monkeypatch.setattr(probe.os, "sched_getaffinity", lambda pid: set(range(8)))

@@ -37,25 +37,47 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
     names = [name.strip() for name in value.split(",") if name.strip()]
     for name in names:
         if name not in ENGINES or name == "sartor":
-            raise click.BadParameter(f"{name} is not an engine to compare with; there are {', '.join(e for e in ENGINES if e != 'sartor')}",
-                                     ctx, param)
+            raise click.BadParameter(
+                f"{name} is not an engine to compare with; there are {', '.join(e for e in ENGINES if e != 'sartor')}", ctx, param
+            )
     return list(dict.fromkeys(names))
 
 
 @click.command("bench")
 @MODEL
 @click.option("--against", default="", callback=_peers, metavar="ENGINES", help="Engines to run in turns: onnxruntime,openvino.")
-@click.option("--model", "source", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="The ONNX file a program came from, for the other engines.")
+@click.option(
+    "--model",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The ONNX file a program came from, for the other engines.",
+)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=3.0, show_default=True, help="Measuring time.")
-@click.option("--tolerance", type=click.FloatRange(min=0), default=1e-3, show_default=True,
-              help="Greatest difference of outputs, relative to the largest.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=1e-3,
+    show_default=True,
+    help="Greatest difference of outputs, relative to the largest.",
+)
 @input_options
 @compile_options
 @verb
-def command(model: Path, against: list[str], source: Path | None, seconds: float, tolerance: float, inputs: tuple[tuple[str, str], ...],
-            shapes: tuple[tuple[str, tuple[int, ...]], ...], dims: tuple[tuple[str, int], ...], seed: int, threads: int | None,
-            isa: str | None, precision: str, as_json: bool) -> int:
+def command(
+    model: Path,
+    against: list[str],
+    source: Path | None,
+    seconds: float,
+    tolerance: float,
+    inputs: tuple[tuple[str, str], ...],
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    dims: tuple[tuple[str, int], ...],
+    seed: int,
+    threads: int | None,
+    isa: str | None,
+    precision: str,
+    as_json: bool,
+) -> int:
     """Measure the time of a run of MODEL (an ONNX file or a program file).
 
     Every engine runs in a process of its own; they take turns in short bursts with pauses, so that a drift of the machine's
@@ -69,7 +91,7 @@ def command(model: Path, against: list[str], source: Path | None, seconds: float
     if against and is_program(others):
         raise OptionError(f"{others} is a program of Sartor's, which {against[0]} cannot read; name its ONNX file by --model")
     program = open_program(model, threads, isa, precision)
-    threads = program.threads
+    threads = threads or program.threads
     feeds = make_feeds(program.inputs, inputs, shapes, dims, seed)
     with tempfile.TemporaryDirectory() as folder:
         paths = {"sartor": Path(folder) / "program.sartor", **dict.fromkeys(against, others)}
@@ -79,8 +101,16 @@ def command(model: Path, against: list[str], source: Path | None, seconds: float
     for row in results[1:]:
         row["ratio"] = row["median_ms"] / results[0]["median_ms"]
     if as_json:
-        print_json({"model": str(model), "threads": threads, "precision": precision, "isa": program.isa, "engines": results,
-                    "fallbacks": [str(f) for f in program.fallbacks]})
+        print_json(
+            {
+                "model": str(model),
+                "threads": threads,
+                "precision": precision,
+                "isa": program.isa,
+                "engines": results,
+                "fallbacks": [str(f) for f in program.fallbacks],
+            }
+        )
     else:
         report(results)
     for fallback in program.fallbacks:
@@ -91,7 +121,9 @@ def command(model: Path, against: list[str], source: Path | None, seconds: float
     return 3 if differing else 0
 
 
-def measure(paths: dict[str, Path], threads: int, precision: str, feeds: dict[str, Any], seconds: float, folder: Path) -> list[dict[str, Any]]:
+def measure(
+    paths: dict[str, Path], threads: int, precision: str, feeds: dict[str, Any], seconds: float, folder: Path
+) -> list[dict[str, Any]]:
     """Figures of each engine; the first one's outputs are what the others' are compared with."""
     import numpy as np
 
@@ -125,8 +157,14 @@ def take_turns(engines: list[Engine], seconds: float) -> None:
 def figures(engine: Engine, own: list[Any] | None) -> dict[str, Any]:
     """Median, percentiles and, beside Sartor's outputs, the difference."""
     cuts = statistics.quantiles(engine.seconds, n=100, method="inclusive")
-    row = {"engine": engine.name, "runs": len(engine.seconds), "median_ms": statistics.median(engine.seconds) * 1e3,
-           "p90_ms": cuts[89] * 1e3, "p99_ms": cuts[98] * 1e3, "ready_s": engine.ready["ready_seconds"]}
+    row = {
+        "engine": engine.name,
+        "runs": len(engine.seconds),
+        "median_ms": statistics.median(engine.seconds) * 1e3,
+        "p90_ms": cuts[89] * 1e3,
+        "p99_ms": cuts[98] * 1e3,
+        "ready_s": engine.ready["ready_seconds"],
+    }
     if own is not None:
         row["difference"] = difference(engine.outputs(), own)
     return row
@@ -158,10 +196,12 @@ def difference(reference: list[Any], outputs: list[Any]) -> float:
 def report(results: list[dict[str, Any]]) -> None:
     """The figures as a table."""
     columns = ["engine", "median ms", "p90 ms", "p99 ms", "runs", "ready s"]
-    rows = [[r["engine"], f"{r['median_ms']:.3f}", f"{r['p90_ms']:.3f}", f"{r['p99_ms']:.3f}", r["runs"], f"{r['ready_s']:.2f}"]
-            for r in results]
+    rows = [
+        [r["engine"], f"{r['median_ms']:.3f}", f"{r['p90_ms']:.3f}", f"{r['p99_ms']:.3f}", r["runs"], f"{r['ready_s']:.2f}"]
+        for r in results
+    ]
     if len(results) > 1:
         columns += ["of sartor's", "difference"]
-        for row, result in zip(rows, results, strict=True):
-            row += [f"{result['ratio']:.2f}", f"{result['difference']:.1e}"] if "ratio" in result else ["1.00", "-"]
+        more = [[f"{r['ratio']:.2f}", f"{r['difference']:.1e}"] if "ratio" in r else ["1.00", "-"] for r in results]
+        rows = [row + cells for row, cells in zip(rows, more, strict=True)]
     print_table(columns, rows, right=columns[1:])

@@ -15,28 +15,28 @@ from sartor.errors import OptionError
 from sartor.loops.target import ISAS
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-PRECISIONS = ("fp32",)
 
 # --- options --------------------------------------------------------------------------------------------------------------
 
 
-class Assignment(click.ParamType):
-    """`name=value`, parsed to a pair; `of` parses the value and `form` says what it must look like."""
+def assignments(
+    of: Callable[[str], Any], form: str
+) -> Callable[[click.Context, click.Parameter, Sequence[str]], tuple[Any, ...]]:
+    """A callback that turns texts `NAME=value` into pairs; `of` parses the value and `form` says what it must look like."""
 
-    def __init__(self, of: Callable[[str], Any], form: str) -> None:
-        self.of, self.form = of, form
-        self.name = f"NAME={form}"
+    def parse(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> tuple[Any, ...]:
+        pairs = []
+        for text in texts:
+            name, separator, value = text.rpartition("=")
+            try:
+                if not separator or not name:
+                    raise ValueError(text)
+                pairs.append((name, of(value)))
+            except ValueError:
+                raise click.BadParameter(f"{text} is not of the form NAME={form}", context, parameter) from None
+        return tuple(pairs)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        name, separator, text = str(value).rpartition("=")
-        try:
-            if not separator or not name:
-                raise ValueError(value)
-            return name, self.of(text)
-        except ValueError:
-            self.fail(f"{value} is not of the form NAME={self.form}", param, ctx)
+    return parse
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -61,26 +61,47 @@ def verb(function: Function) -> Function:
 
 def compile_options(function: Function) -> Function:
     """How a model is to be compiled: `--threads`, `--isa`, `--precision`."""
-    function = click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True,
-                            help="Arithmetic of the program.")(function)
-    function = click.option("--isa", type=click.Choice(ISAS), help="Instruction set to make code for, by default this machine's best.")(function)
-    return click.option("--threads", type=click.IntRange(1), help="Threads of a run, by default the cores this process may use.")(function)
+    function = click.option("--precision", default="fp32", show_default=True, help="Arithmetic of the program.")(function)
+    function = click.option(
+        "--isa", type=click.Choice(ISAS), help="Instruction set to make code for, by default this machine's best."
+    )(function)
+    return click.option("--threads", type=click.IntRange(1), help="Threads of a run, by default the cores this process may use.")(
+        function
+    )
 
 
 def size_options(function: Function) -> Function:
     """Sizes for symbolic dimensions: `--shape` and `--dim`."""
-    function = click.option("--dim", "dims", multiple=True, type=Assignment(_dim, "N"),
-                            help="Size of a symbolic dimension, as height=256; repeatable.")(function)
-    return click.option("--shape", "shapes", multiple=True, type=Assignment(_shape, "1x3x224x224"),
-                        help="Shape of an input, as image=1x3x224x224; repeatable.")(function)
+    function = click.option(
+        "--dim",
+        "dims",
+        multiple=True,
+        metavar="NAME=N",
+        callback=assignments(_dim, "N"),
+        help="Size of a symbolic dimension, as height=256; repeatable.",
+    )(function)
+    return click.option(
+        "--shape",
+        "shapes",
+        multiple=True,
+        metavar="NAME=1x3x224x224",
+        callback=assignments(_shape, "1x3x224x224"),
+        help="Shape of an input, as image=1x3x224x224; repeatable.",
+    )(function)
 
 
 def input_options(function: Function) -> Function:
     """What to feed: `--input`, or random numbers of the sizes given."""
     function = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random inputs.")(function)
     function = size_options(function)
-    return click.option("--input", "inputs", multiple=True, type=Assignment(str, "FILE.npy"),
-                        help="Contents of an input, as image=picture.npy; repeatable.")(function)
+    return click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="NAME=FILE.npy",
+        callback=assignments(str, "FILE.npy"),
+        help="Contents of an input, as image=picture.npy; repeatable.",
+    )(function)
 
 
 MODEL = click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -199,8 +220,13 @@ def status(text: str) -> Any:
 # --- inputs ---------------------------------------------------------------------------------------------------------------
 
 
-def make_feeds(inputs: Mapping[str, Any], files: Sequence[tuple[str, str]], shapes: Sequence[tuple[str, tuple[int, ...]]],
-               dims: Sequence[tuple[str, int]], seed: int) -> dict[str, Any]:
+def make_feeds(
+    inputs: Mapping[str, Any],
+    files: Sequence[tuple[str, str]],
+    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    dims: Sequence[tuple[str, int]],
+    seed: int,
+) -> dict[str, Any]:
     """Arrays for `inputs` (name to Tensor): from files where given, else seeded random ones of the given sizes.
 
     A symbolic dimension no option settles is 1, which is said on stderr.

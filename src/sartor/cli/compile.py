@@ -13,15 +13,26 @@ from sartor.errors import OptionError
 
 @click.command("compile")
 @MODEL
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Program file to write, by default the model's name with .sartor.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Program file to write, by default the model's name with .sartor."
+)
 @compile_options
 @size_options
 @verb
-def command(model: Path, output: Path | None, threads: int | None, isa: str | None, precision: str,
-            shapes: tuple[tuple[str, tuple[int, ...]], ...], dims: tuple[tuple[str, int], ...], as_json: bool) -> int:
+def command(
+    model: Path,
+    output: Path | None,
+    threads: int | None,
+    isa: str | None,
+    precision: str,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    dims: tuple[tuple[str, int], ...],
+    as_json: bool,
+) -> int:
     """Compile the ONNX file MODEL into a program file.
 
-    Symbolic dimensions stay symbols: one program serves all sizes.  --shape and --dim fix them, which may save a little time.
+    Symbolic dimensions stay symbols: one program serves all sizes.  --shape and --dim fix
+    them, which may save a little time.
 
     \b
     Example:
@@ -59,7 +70,9 @@ def report_program(program: object, output: Path, seconds: float, as_json: bool)
     if as_json:
         print_json(data)
     else:
-        click.echo(f"{output}: {bytes_text(output.stat().st_size)}, {found['layers']} layers, {found['kernels']} kernels, "
-                   f"{found['isa']}, {found['precision']}, {found['threads']} threads, in {seconds:.1f} s")
+        click.echo(
+            f"{output}: {bytes_text(output.stat().st_size)}, {found['layers']} layers, {found['kernels']} kernels, "
+            f"{found['isa']}, {found['precision']}, {found['threads']} threads, in {seconds:.1f} s"
+        )
     for fallback in found["fallbacks"]:
         say(f"note: not native code: {fallback}")

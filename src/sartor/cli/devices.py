@@ -28,12 +28,29 @@ def command(refresh: bool, quick: bool, as_json: bool) -> int:
         with status("measuring"):
             device = measure(device, refresh)
     if as_json:
-        print_json({"name": device.name, "isa": device.target.isa, "isas": host_isas(), "cores": device.cores,
-                    "l1_bytes": device.l1_bytes, "l2_bytes": device.l2_bytes, "l3_bytes": device.l3_bytes,
-                    "fingerprint": device.fingerprint, "measured": dict(device.measured)})
+        print_json(
+            {
+                "name": device.name,
+                "isa": device.target.isa,
+                "isas": host_isas(),
+                "cores": device.cores,
+                "l1_bytes": device.l1_bytes,
+                "l2_bytes": device.l2_bytes,
+                "l3_bytes": device.l3_bytes,
+                "fingerprint": device.fingerprint,
+                "measured": dict(device.measured),
+            }
+        )
         return 0
-    rows = [("processor", device.name), ("instruction sets", ", ".join(host_isas())), ("cores", device.cores),
-            ("caches", ", ".join(f"L{i} {bytes_text(n)}" for i, n in enumerate((device.l1_bytes, device.l2_bytes, device.l3_bytes), 1)))]
+    rows = [
+        ("processor", device.name),
+        ("instruction sets", ", ".join(host_isas())),
+        ("cores", device.cores),
+        (
+            "caches",
+            ", ".join(f"L{i} {bytes_text(n)}" for i, n in enumerate((device.l1_bytes, device.l2_bytes, device.l3_bytes), 1)),
+        ),
+    ]
     rows += [(key, _rate(key, value)) for key, value in device.measured.items()]
     print_table(("what", "found"), rows)
     return 0

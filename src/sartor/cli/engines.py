@@ -36,8 +36,9 @@ class Engine:
         self.seconds: list[float] = []
         command = [sys.executable, "-m", "sartor.cli.engines", name, str(model), str(threads), precision, str(feeds)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads), PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                         env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
         self.ready: dict[str, Any] = self._answer(None)
 
     def burst(self, runs: int) -> list[float]:
@@ -77,7 +78,7 @@ def _sartor(model: str, threads: int, precision: str, feeds: Mapping[str, Any]) 
     from sartor.cli.common import is_program
 
     if is_program(Path(model)):
-        session = sartor.load(model)
+        session = sartor.load(model, threads=threads)
     else:
         session = sartor.Session(sartor.compile(model, threads=threads, precision=precision))
     return lambda: list(session.run(feeds).values())
@@ -134,14 +135,14 @@ def serve(name: str, model: str, threads: int, precision: str, feeds_path: str) 
     ready = time.perf_counter() - start
     path = f"{feeds_path}.{name}.npz"
     np.savez(path, *[np.asarray(o) for o in outputs])
-    print(json.dumps({"ready_seconds": ready, "outputs": path}), file=answers, flush=True)  # noqa: T201  the protocol
+    print(json.dumps({"ready_seconds": ready, "outputs": path}), file=answers, flush=True)
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):
             start = time.perf_counter()
             run()
             seconds.append(time.perf_counter() - start)
-        print(json.dumps(seconds), file=answers, flush=True)  # noqa: T201  the protocol
+        print(json.dumps(seconds), file=answers, flush=True)
 
 
 if __name__ == "__main__":

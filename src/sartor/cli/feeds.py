@@ -38,8 +38,9 @@ def load_file(name: str, path: str) -> np.ndarray[Any, Any]:
         return np.asarray(loaded[key])
 
 
-def settle_sizes(inputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]],
-                 dims: Mapping[str, int]) -> tuple[dict[str, int], list[str]]:
+def settle_sizes(
+    inputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]
+) -> tuple[dict[str, int], list[str]]:
     """Values for all symbols of the inputs, and the names of those nothing was said of, which become 1.
 
     Raises
@@ -61,7 +62,9 @@ def settle_sizes(inputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
 def _match(name: str, tensor: Tensor, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
     """Enters into `sizes` what `shape` says of the symbols of the input."""
     if len(shape) != len(tensor.shape):
-        raise OptionError(f"input {name} has {len(tensor.shape)} dimensions ({tensor}), but shape {_text(shape)} has {len(shape)}")
+        raise OptionError(
+            f"input {name} has {len(tensor.shape)} dimensions ({tensor}), but shape {_text(shape)} has {len(shape)}"
+        )
     for dim, size in zip(tensor.shape, shape, strict=True):
         names = symbols(dim)
         if isinstance(dim, Size) and str(dim) in names:

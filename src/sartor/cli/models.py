@@ -63,8 +63,13 @@ def input_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[st
     """The shape of every input, symbols settled by the options or 1."""
     inputs = _inputs(read_model(path))
     settled = _settle(path, inputs, shapes, dims)
-    return {name: tuple(dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else settled[name].get(place, 1)
-                        for place, dim in enumerate(all_dims)) for name, all_dims in inputs.items()}
+    return {
+        name: tuple(
+            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else settled[name].get(place, 1)
+            for place, dim in enumerate(all_dims)
+        )
+        for name, all_dims in inputs.items()
+    }
 
 
 def fix_sizes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> Any:
@@ -80,8 +85,17 @@ def fix_sizes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> Any:
 def facts(program: Any) -> dict[str, Any]:
     """What there is to say of a program in a few numbers."""
     layers = [layer for layer in program.layers if not layer.operator]
-    return {"name": program.name, "isa": program.isa, "precision": program.precision, "threads": program.threads,
-            "inputs": {name: str(tensor) for name, tensor in program.inputs.items()},
-            "outputs": {name: str(tensor) for name, tensor in program.outputs.items()},
-            "layers": len(program.layers), "kernels": len(program.kernels), "tuned_layers": sum(layer.tuned for layer in layers),
-            "code_bytes": program.code_bytes, "weight_bytes": int(program.weights.nbytes), "fallbacks": list(program.fallbacks)}
+    return {
+        "name": program.name,
+        "isa": program.isa,
+        "precision": program.precision,
+        "threads": program.threads,
+        "inputs": {name: str(tensor) for name, tensor in program.inputs.items()},
+        "outputs": {name: str(tensor) for name, tensor in program.outputs.items()},
+        "layers": len(program.layers),
+        "kernels": len(program.kernels),
+        "tuned_layers": sum(layer.tuned for layer in layers),
+        "code_bytes": program.code_bytes,
+        "weight_bytes": int(program.weights.nbytes),
+        "fallbacks": list(program.fallbacks),
+    }

@@ -6,8 +6,16 @@ from typing import Any
 
 import numpy as np
 
-LINES = ("Sartor", "cut to measure", "for the machine at hand", "3.14159 26535 89793", "every layer its own code,",
-         "no compiler on your machine", "Order 4711, 20 November 1889", "ok")
+LINES = (
+    "Sartor",
+    "cut to measure",
+    "for the machine at hand",
+    "3.14159 26535 89793",
+    "every layer its own code,",
+    "no compiler on your machine",
+    "Order 4711, 20 November 1889",
+    "ok",
+)
 
 
 def draw_text(lines: tuple[str, ...] = LINES, size: int = 36) -> np.ndarray[Any, Any]:

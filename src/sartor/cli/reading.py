@@ -1,7 +1,7 @@
 """Reads text with the unmodified rapidocr-onnxruntime package, on ONNX Runtime or on Sartor through its like face.
 
-The package takes `InferenceSession` from ONNX Runtime in one of its modules; `reader` puts another class into that one place while
-the package makes its three sessions.
+The package takes `InferenceSession` from ONNX Runtime in one of its modules; `reader` puts another class into that one
+place while the package makes its three sessions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NETWORKS = ("det", "cls", "rec")
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read: lines from top to bottom, and the seconds each network took in all its runs of each pass over the picture."""
+    """What was read, from top to bottom, and the seconds that all runs of each network took in each pass over the picture."""
 
     lines: tuple[str, ...]
     seconds: dict[str, list[float]]

@@ -100,29 +100,66 @@ def _code(problem: Any, device: Any, stage: str) -> str:
 
 def chosen(program: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """What a program keeps of its layers."""
-    return [{"layer": info.name, "kind": info.kind, "inputs": list(info.inputs), "outputs": list(info.outputs), "template": info.template,
-             "config": dict(info.config), "tuned": info.tuned, "source": list(info.source), "expression": info.expression,
-             "operator": info.operator} for info in _named(program.layers, names)]
+    return [
+        {
+            "layer": info.name,
+            "kind": info.kind,
+            "inputs": list(info.inputs),
+            "outputs": list(info.outputs),
+            "template": info.template,
+            "config": dict(info.config),
+            "tuned": info.tuned,
+            "source": list(info.source),
+            "expression": info.expression,
+            "operator": info.operator,
+        }
+        for info in _named(program.layers, names)
+    ]
 
 
-def overview(program: Any, shapes: Sequence[tuple[str, tuple[int, ...]]], dims: Sequence[tuple[str, int]],
-             names: Sequence[str]) -> dict[str, Any]:
+def overview(
+    program: Any, shapes: Sequence[tuple[str, tuple[int, ...]]], dims: Sequence[tuple[str, int]], names: Sequence[str]
+) -> dict[str, Any]:
     """All there is to show of a program at given sizes: facts, layers with their work, memory, tasks."""
     sizes, assumed = settle_sizes(program.inputs, dict(shapes), dict(dims))
     if assumed:
         say(f"note: {', '.join(f'{n} = 1' for n in assumed)}; other sizes by --dim or --shape")
     plan = _plan(program, {name: tuple(evaluate(d, sizes) for d in tensor.shape) for name, tensor in program.inputs.items()})
-    tasks = [{"layer": t.layer, "kind": t.kind, "host": t.host, "extent": t.extent, "grain": t.grain, "multiply_adds": t.multiply_adds,
-              "working_set": t.working_set} for t in (plan.tasks if plan else ())]
+    tasks = [
+        {
+            "layer": t.layer,
+            "kind": t.kind,
+            "host": t.host,
+            "extent": t.extent,
+            "grain": t.grain,
+            "multiply_adds": t.multiply_adds,
+            "working_set": t.working_set,
+        }
+        for t in (plan.tasks if plan else ())
+    ]
     rows = chosen(program, names)
     for row in rows:
         own = [t for t in tasks if t["layer"] == row["layer"]]
         row["flop"] = 2 * sum(t["multiply_adds"] for t in own) if plan else None
         row["working_set"] = max((t["working_set"] for t in own), default=0) if plan else None
-    memory = {} if plan is None else {"arena_bytes": plan.arena_bytes, "lower_bound": plan.lower_bound,
-                                      "scratch_bytes": plan.scratch_bytes, "multiply_adds": plan.multiply_adds}
+    memory = (
+        {}
+        if plan is None
+        else {
+            "arena_bytes": plan.arena_bytes,
+            "lower_bound": plan.lower_bound,
+            "scratch_bytes": plan.scratch_bytes,
+            "multiply_adds": plan.multiply_adds,
+        }
+    )
     kept = {row["layer"] for row in rows}
-    return {"program": facts(program), "sizes": sizes, "layers": rows, "memory": memory, "tasks": [t for t in tasks if t["layer"] in kept]}
+    return {
+        "program": facts(program),
+        "sizes": sizes,
+        "layers": rows,
+        "memory": memory,
+        "tasks": [t for t in tasks if t["layer"] in kept],
+    }
 
 
 def _plan(program: Any, shapes: dict[str, tuple[int, ...]]) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from sartor.compat.signature import ModelMetadata, NodeArg, read_signature, type_string
+from sartor.compat.signature import ModelMetadata, NodeArg, Signature, read_signature, type_string
 from sartor.errors import FeedError, ModelError, OptionError, SartorError
 
 __version__ = "1.23.0"  # of the interface this follows
@@ -33,7 +33,7 @@ InvalidArgument = FeedError
 NoSuchFile = InvalidGraph = InvalidProtobuf = ModelError
 
 _PROVIDER = "CPUExecutionProvider"
-_programs: dict[str, Any] = {}
+_programs: dict[str, tuple[Any, Signature]] = {}
 _lock = threading.Lock()
 
 
@@ -140,7 +140,9 @@ class OrtValue:
         return OrtValue(np.asarray(array))
 
     @staticmethod
-    def ortvalue_from_shape_and_type(shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+    def ortvalue_from_shape_and_type(
+        shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
         return OrtValue.ortvalue_from_numpy(np.empty(tuple(shape), element_type), device_type, device_id)
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -229,9 +231,14 @@ class InferenceSession:
         Execution providers asked for; any that is not the CPU is passed over with a warning, as ONNX Runtime does.
     """
 
-    def __init__(self, path_or_bytes: str | os.PathLike[str] | bytes, sess_options: SessionOptions | None = None,
-                 providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-                 provider_options: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        sess_options: SessionOptions | None = None,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         import sartor
 
         self._options = sess_options or SessionOptions()
@@ -242,8 +249,9 @@ class InferenceSession:
         self.input_names = [arg.name for arg in self._signature.inputs]
         self.output_names = [arg.name for arg in self._signature.outputs]
 
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any],
-            run_options: RunOptions | None = None) -> list[np.ndarray[Any, Any]]:
+    def run(
+        self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None = None
+    ) -> list[np.ndarray[Any, Any]]:
         """Computes the outputs of the given names (all for None or none), in that order.
 
         Raises
@@ -253,8 +261,13 @@ class InferenceSession:
         """
         return self._run(output_names, input_feed, run_options, {})
 
-    def _run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None,
-             out: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    def _run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: RunOptions | None,
+        out: Mapping[str, np.ndarray[Any, Any]],
+    ) -> list[np.ndarray[Any, Any]]:
         if run_options is not None and run_options.terminate:
             raise SartorError("the run was asked to terminate by its options")
         names = output_names or self.output_names
@@ -265,8 +278,12 @@ class InferenceSession:
         results = self._session.run(feeds, out=dict(out)) if out else self._session.run(feeds)
         return [results[name] for name in names]
 
-    def run_with_ort_values(self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue],
-                            run_options: RunOptions | None = None) -> list[OrtValue]:
+    def run_with_ort_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None = None,
+    ) -> list[OrtValue]:
         return [OrtValue(array) for array in self.run(output_names, input_dict_ort_values, run_options)]
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
@@ -296,8 +313,11 @@ class InferenceSession:
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         return {_PROVIDER: {}}
 
-    def set_providers(self, providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
-                      provider_options: Sequence[Mapping[str, Any]] | None = None) -> None:
+    def set_providers(
+        self,
+        providers: Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         """Warns of providers there are not."""
         del provider_options  # nothing of the CPU's is of use here
         asked = [p if isinstance(p, str) else p[0] for p in providers or ()]
@@ -361,24 +381,26 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return value.numpy() if isinstance(value, OrtValue) else np.asarray(value)
 
 
-def _program_of(model: str | os.PathLike[str] | bytes, threads: int | None) -> tuple[Any, Any]:
+def _program_of(model: str | os.PathLike[str] | bytes, threads: int | None) -> tuple[Any, Signature]:
     """The compiled model and its signature; the same contents are compiled once for a thread count."""
     import sartor
     from sartor.runtime.program import MAGIC, Program
 
-    if not isinstance(model, bytes | bytearray | memoryview):
-        path = Path(model)
-        if not path.is_file():
-            raise NoSuchFile(f"there is no model file {path}")
-        contents, folder = path.read_bytes(), str(path.resolve().parent)
+    source: str | bytes
+    if isinstance(model, bytes | bytearray | memoryview):
+        source = contents = bytes(model)
+        folder = ""  # external data lie beside a file
     else:
-        contents, folder = bytes(model), ""
-    if contents.startswith(MAGIC):
-        program = Program.load(model)
+        source = os.fspath(model)
+        if not os.path.isfile(source):
+            raise NoSuchFile(f"there is no model file {source}")
+        folder, contents = os.path.dirname(os.path.realpath(source)), Path(source).read_bytes()
+    if isinstance(source, str) and contents.startswith(MAGIC):
+        program = Program.load(source)
         return program, read_signature(None, program)
     key = f"{hashlib.sha256(contents).hexdigest()}/{folder}/{threads}"
     with _lock:
         if key not in _programs:
-            program = sartor.compile(contents if not folder else str(model), threads=threads)
+            program = sartor.compile(source, threads=threads)
             _programs[key] = (program, read_signature(contents, program))
         return _programs[key]

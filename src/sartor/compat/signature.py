@@ -10,8 +10,22 @@ import numpy as np
 from sartor.graph.layer import Tensor
 from sartor.sizes import Size
 
-_TYPES = {"f32": "float", "f64": "double", "f16": "float16", "bf16": "bfloat16", "i8": "int8", "i16": "int16", "i32": "int32",
-          "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "bool": "bool", "string": "string"}
+_TYPES = {
+    "f32": "float",
+    "f64": "double",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    "bool": "bool",
+    "string": "string",
+}
 
 
 @dataclass(frozen=True)
@@ -63,9 +77,17 @@ def read_signature(model: bytes | None, program: Any) -> Signature:
     proto = onnx.ModelProto.FromString(model)
     graph = proto.graph
     declared = {info.name: _shape(info.type.tensor_type) for info in (*graph.input, *graph.output)}
-    metadata = ModelMetadata(proto.producer_name, graph.name, graph.doc_string, proto.domain, proto.doc_string, proto.model_version,
-                             {entry.key: entry.value for entry in proto.metadata_props})
-    return Signature(*(tuple(_as_declared(arg, declared.get(arg.name)) for arg in args) for args in (inputs, outputs)), metadata)
+    metadata = ModelMetadata(
+        proto.producer_name,
+        graph.name,
+        graph.doc_string,
+        proto.domain,
+        proto.doc_string,
+        proto.model_version,
+        {entry.key: entry.value for entry in proto.metadata_props},
+    )
+    inputs, outputs = ([_as_declared(arg, declared.get(arg.name)) for arg in args] for args in (inputs, outputs))
+    return Signature(tuple(inputs), tuple(outputs), metadata)
 
 
 def _from_tensor(name: str, tensor: Tensor) -> NodeArg:

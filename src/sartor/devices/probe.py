@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -45,12 +44,13 @@ def host_isas() -> tuple[str, ...]:
     """
     found = _host_levels()
     if not found:
-        raise UnsupportedError(f"this processor ({platform.machine()}) has none of the instruction sets Sartor makes code for: "
-                               f"{', '.join(ISAS)}")
+        raise UnsupportedError(
+            f"this processor ({platform.machine()}) has none of the instruction sets Sartor makes code for: {', '.join(ISAS)}"
+        )
     if limit := os.environ.get("SARTOR_ISA"):
         if limit not in found:
             raise OptionError(f"SARTOR_ISA is {limit}, but this machine has {', '.join(found)}")
-        found = found[:found.index(limit) + 1]
+        found = found[: found.index(limit) + 1]
     return found
 
 
@@ -82,57 +82,59 @@ def _cpuinfo(key: str) -> str:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use: its affinity, or the cgroup's processor quota where that is less.
+    """How many cores this process may use: its affinity, or the control group's processor quota where that is less.
 
     It is read anew each time, since both may change while a process runs.
     """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota()
-    return max(1, min(count, math.ceil(quota)) if quota is not None else count)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(allowed, cgroup_quota())))
 
 
-def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Processor time the cgroup grants, in cores; the tightest of the group and those above it; None where it is unlimited."""
-    quotas: list[float] = []
-    for folder in _cgroup_folders(root, membership):
-        quotas.extend(_quota_of(folder))
-    return min(quotas, default=None)
-
-
-def _cgroup_folders(root: Path, membership: Path) -> Iterable[Path]:
-    """Folders of this process's groups and of all above them, in versions 2 and 1 of the interface."""
-    yield root
-    yield root / "cpu"
+def cgroup_quota(membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:
+    """The least processor quota of this process's control groups and those above them; infinite without one."""
     try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
+        lines = membership.read_text().splitlines()
     except OSError:
-        return
+        return math.inf
+    quota = math.inf
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+        if controllers == "":
+            base, read = root, _quota_v2
+        elif "cpu" in controllers.split(","):
+            base, read = root / controllers, _quota_v1
+            if not base.is_dir():
+                base = root / "cpu"
+        else:
             continue
-        group = root / controllers / path.lstrip("/") if controllers else root / path.lstrip("/")
-        yield group
-        yield from (p for p in group.parents if root in p.parents)
+        # Inside a container the path may name a group of the host; the root is then this process's own group.
+        group = base / path.lstrip("/")
+        for folder in (group, *group.parents):
+            quota = min(quota, read(folder))
+            if folder == base:
+                break
+    return quota
 
 
-def _quota_of(folder: Path) -> Iterable[float]:
+def _quota_v2(group: Path) -> float:
     try:
-        limit, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        if limit != "max":
-            yield int(limit) / int(period)
+        limit, period = (group / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        pass
+        return math.inf
+    return math.inf if limit == "max" else int(limit) / int(period)
+
+
+def _quota_v1(group: Path) -> float:
     try:
-        granted = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
-        if granted > 0:
-            yield granted / int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8"))
+        limit = int((group / "cpu.cfs_quota_us").read_text())
+        period = int((group / "cpu.cfs_period_us").read_text())
     except (OSError, ValueError):
-        pass
+        return math.inf
+    return limit / period if limit > 0 and period > 0 else math.inf
 
 
 def cache_sizes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[int, int]:
-    """Bytes of the data caches by level (1, 2, 3); plausible sizes where the system does not say, level 2's where 3 is missing."""
+    """Bytes of the data caches by level (1, 2, 3); common sizes where the system does not say, level 2's for a missing 3."""
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         try:

@@ -10,7 +10,6 @@ thread, so that it stays inside; memory is read with four times the last level's
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -19,9 +18,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,7 +41,8 @@ _SECONDS = 0.02  # of one timed piece
 _REPEATS = 3
 _TASKS = 1000
 
-Call = Callable[..., None]
+Call: TypeAlias = Callable[..., None]
+Work: TypeAlias = Callable[[int], None]  # does something the given number of times
 
 
 def measured_device(device: Device, refresh: bool = False) -> Device:
@@ -54,8 +54,9 @@ def measured_device(device: Device, refresh: bool = False) -> Device:
         When this machine lacks the device's instruction set.
     """
     if device.target.isa not in host_isas():
-        raise UnsupportedError(f"a device with {device.target.isa} cannot be measured here: this machine has "
-                               f"{', '.join(host_isas())}")
+        raise UnsupportedError(
+            f"a device with {device.target.isa} cannot be measured here: this machine has {', '.join(host_isas())}"
+        )
     prove_isa(device.target.isa)
     key = _key(device)
     kept = _read_kept("devices.json")
@@ -82,7 +83,7 @@ def _read_kept(name: str) -> dict[str, Any]:
 
 
 def _keep(name: str, key: str, value: Any) -> dict[str, Any]:
-    """Adds an entry to a file of the cache folder (replaced as a whole); without a writable folder it is known to this run only."""
+    """Adds an entry to a file of the cache folder; where that cannot be written, this run alone knows it."""
     data = {**_read_kept(name), key: value}
     path = cache_folder() / name
     temporary = path.with_name(f"{name}.{os.getpid()}")
@@ -146,10 +147,10 @@ def _measure(device: Device) -> dict[str, float]:
     found: dict[str, float] = {}
     for threads in sorted({1, device.cores}):
         for scalar in ("f32", "f64"):
-            rate = _rate_of(lambda _, s=scalar: _peak_call(calls[f"multiply_adds_{s}"], s, target), threads)
+            rate = _rate_of([_peak_call(calls[f"multiply_adds_{scalar}"], scalar, target) for _ in range(threads)])
             found[f"multiply_adds_{scalar}_{threads}"] = rate * _ACCUMULATORS * target.lanes(scalar)
         for level, size in _working_sets(device, threads).items():
-            found[f"bytes_{level}_{threads}"] = size * _rate_of(lambda _, n=size: _read_call(calls["read"], n, target), threads)
+            found[f"bytes_{level}_{threads}"] = size * _rate_of([_read_call(calls["read"], size, target) for _ in range(threads)])
     if device.cores > 1:
         found["task_seconds"] = _task_seconds(target, device.cores)
     return found
@@ -158,8 +159,12 @@ def _measure(device: Device) -> dict[str, float]:
 def _working_sets(device: Device, threads: int) -> dict[str, int]:
     """Bytes each thread reads over and over to meet a level of memory."""
     whole = 16 * device.target.vector_bytes
-    sets = {"l1": device.l1_bytes // 2, "l2": device.l2_bytes // 2, "l3": device.l3_bytes // (2 * threads),
-            "memory": 4 * max(device.l3_bytes, 8 << 20) // threads}
+    sets = {
+        "l1": device.l1_bytes // 2,
+        "l2": device.l2_bytes // 2,
+        "l3": device.l3_bytes // (2 * threads),
+        "memory": 4 * max(device.l3_bytes, 8 << 20) // threads,
+    }
     return {level: max(whole, size // whole * whole) for level, size in sets.items()}
 
 
@@ -180,33 +185,40 @@ def _task_seconds(target: Target, threads: int) -> float:
     return best / _TASKS
 
 
-def _peak_call(call: Call, scalar: str, target: Target) -> Callable[[int], None]:
+def _peak_call(call: Call, scalar: str, target: Target) -> Work:
     data = np.zeros(3 * target.lanes(scalar), np.float32 if scalar == "f32" else np.float64)
     args = np.array([data.ctypes.data], np.int64)
-    return lambda times, keep=data: call(args, 0, 0, times)
+
+    def work(times: int, *, _keep: Any = data) -> None:
+        call(args, 0, 0, times)
+
+    return work
 
 
-def _read_call(call: Call, size: int, target: Target) -> Callable[[int], None]:
+def _read_call(call: Call, size: int, target: Target) -> Work:
     data = np.ones(size // 4, np.float32)
     out = np.zeros(target.lanes("f32"), np.float32)
     args = np.array([data.ctypes.data, out.ctypes.data, data.size], np.int64)
-    return lambda times, keep=(data, out): call(args, 0, 0, times)
+
+    def work(times: int, *, _keep: Any = (data, out)) -> None:
+        call(args, 0, 0, times)
+
+    return work
 
 
-def _rate_of(make: Callable[[int], Callable[[int], None]], threads: int) -> float:
-    """Times a second that all threads together run what `make` gives each; the best of a few repeats.
+def _rate_of(work: list[Work]) -> float:
+    """Times a second that all threads together, one for each item, run their work; the best of a few repeats.
 
     Native code runs with the interpreter lock released, so Python's threads are enough.
     """
-    work = [make(i) for i in range(threads)]
     times = _times_for(work[0])
     best = 0.0
     for _ in range(_REPEATS):
-        best = max(best, threads * times / _together(work, times))
+        best = max(best, len(work) * times / _together(work, times))
     return best
 
 
-def _times_for(work: Callable[[int], None]) -> int:
+def _times_for(work: Work) -> int:
     """How often `work` is to be repeated to fill `_SECONDS`."""
     times = 1
     while True:
@@ -218,7 +230,7 @@ def _times_for(work: Callable[[int], None]) -> int:
         times *= 4
 
 
-def _together(work: list[Callable[[int], None]], times: int) -> float:
+def _together(work: list[Work], times: int) -> float:
     """Seconds in which every thread does its work `times` over, from a common start."""
     if len(work) == 1:
         start = time.perf_counter()
@@ -227,7 +239,7 @@ def _together(work: list[Callable[[int], None]], times: int) -> float:
     gate = threading.Barrier(len(work))
     spans: list[tuple[float, float]] = []
 
-    def body(one: Callable[[int], None]) -> None:
+    def body(one: Work) -> None:
         gate.wait()
         start = time.perf_counter()
         one(times)

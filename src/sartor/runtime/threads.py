@@ -11,16 +11,15 @@ sharing the workers would slow both.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import signal
 import sys
 import threading
 import time
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from sartor.devices.probe import usable_cores
 from sartor.errors import OptionError
 from sartor.runtime.image import Code, map_anonymous
 
@@ -42,53 +41,8 @@ _WORKER_JOBS, _WORKER_PARKED, _WORKER_POOL = 0, 4, 5
 
 
 def available_threads() -> int:
-    """How many threads this process may run at once: its processor affinity, bounded by its control group's quota."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return max(1, math.ceil(min(allowed, MAX_THREADS, quota)))
-
-
-def _cgroup_quota(membership: Path, root: Path) -> float:
-    """The least processor quota of this process's control groups and those above them; infinite without one."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return math.inf
-    quota = math.inf
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, read = root, _quota_v2
-        elif "cpu" in controllers.split(","):
-            base, read = root / controllers, _quota_v1
-            if not base.is_dir():
-                base = root / "cpu"
-        else:
-            continue
-        # Inside a container the path may name a group of the host; the root is then this process's own group.
-        group = base / path.lstrip("/")
-        for folder in (group, *group.parents):
-            quota = min(quota, read(folder))
-            if folder == base:
-                break
-    return quota
-
-
-def _quota_v2(group: Path) -> float:
-    try:
-        limit, period = (group / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return math.inf
-    return math.inf if limit == "max" else int(limit) / int(period)
-
-
-def _quota_v1(group: Path) -> float:
-    try:
-        limit = int((group / "cpu.cfs_quota_us").read_text())
-        period = int((group / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return math.inf
-    return limit / period if limit > 0 and period > 0 else math.inf
+    """How many threads this process may run at once: the cores it may use."""
+    return min(usable_cores(), MAX_THREADS)
 
 
 class WorkerPool:

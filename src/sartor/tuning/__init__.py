@@ -1,0 +1,1 @@
+"""Finding the fastest way of computing each layer by measuring: candidates, a measuring child, records."""

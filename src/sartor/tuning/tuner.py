@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sartor import compiler
+from sartor.cache import cache_folder
 from sartor.devices.device import Device
 from sartor.graph.layer import Graph, Layer, Tensor
-from sartor.runtime.cache import cache_folder
 from sartor.runtime.program import Program
 from sartor.runtime.session import Session
 from sartor.sizes import Size, substitute

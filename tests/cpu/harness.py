@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -327,7 +328,9 @@ def check(template: Template, problem: Problem, inputs: Mapping[str, Array] | No
 
 
 def _reference(problem: Problem, inputs: Mapping[str, Array], sizes: dict[str, int]) -> dict[str, Array]:
-    result: Any = evaluate_layer(problem, {**problem.constants, **inputs}, sizes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mean of empty slice")
+        result: Any = evaluate_layer(problem, {**problem.constants, **inputs}, sizes)
     if isinstance(result, Mapping):
         return dict(result)
     return dict(zip(problem.layer.outputs, result if isinstance(result, (list, tuple)) else [result], strict=True))

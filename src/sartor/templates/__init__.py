@@ -8,9 +8,15 @@ from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.templates.base import Template
 from sartor.templates.elementwise import Elementwise
+from sartor.templates.normalize import Normalize
+from sartor.templates.reduce import Reduce
+from sartor.templates.softmax import Softmax
 
 TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
+    Reduce(),
+    Softmax(),
+    Normalize(),
 )
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 

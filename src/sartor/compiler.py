@@ -237,9 +237,9 @@ def _operator(layer: Layer) -> str:
 def _versions() -> dict[str, str]:
     import llvmlite
 
-    from sartor import __version__
+    import sartor
 
-    return {"sartor": __version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__}
+    return {"sartor": sartor.__version__, "llvmlite": llvmlite.__version__, "numpy": np.__version__}
 
 
 def _ignore(stage: str, made: Any) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 ALIGNMENT = 64
 """Bytes; every buffer starts at a multiple of it."""
 
-_PAIRS_PER_PLAN = 60_000  # how many pairs of neighbours all orders together may look at, to bound the time a plan takes
+_PAIRS_PER_PLAN = 30_000  # how many pairs of neighbours all orders together may look at, to bound the time a plan takes
 
 _Key: TypeAlias = Callable[[int], tuple[int, ...]]
 

@@ -98,10 +98,14 @@ class FormulaBuilder:
     def _size(self, size: Size) -> int:
         total = -1
         for term, factor in size.terms:
-            product = -1 if factor == 1 and term else self(factor)
+            product = -1
             for atom in term:
                 value = self._atom(atom)
                 product = value if product < 0 else self._entry(MULTIPLY, product, value)
+            if product < 0:
+                product = self(factor)
+            elif factor != 1:
+                product = self._entry(MULTIPLY, product, self(factor))
             total = product if total < 0 else self._entry(ADD, total, product)
         return total
 

@@ -174,10 +174,17 @@ def test_archives_give_the_array_of_the_inputs_name(tmp_path):
 
 
 def test_sizes_of_a_model_file_can_be_fixed(model):
-    assert models.input_shapes(model, {}, {}) == {"x": (1, 3)}
-    assert models.input_shapes(model, {}, {"batch": 4}) == {"x": (4, 3)}
-    fixed = models.fix_sizes(model, {"x": (5, 3)}, {})
-    assert [d.dim_value for d in fixed.graph.input[0].type.tensor_type.shape.dim] == [5, 3]
+    assert models.settle_shapes(model, {}, {}) == {"x": ["batch", 3]}
+    assert models.settle_shapes(model, {"x": (5, 3)}, {}) == {"x": [5, 3]}
+    assert models.concrete_shapes(model, {}, {}) == {"x": (1, 3)}
+    assert models.concrete_shapes(model, {}, {"batch": 4}) == {"x": (4, 3)}
+
+
+def test_dimensions_without_a_name_are_called_by_their_place(tmp_path):
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [None, "?", -1, 3])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    assert models.settle_shapes(tmp_path / "m.onnx", {}, {"x.1": 7}) == {"x": ["x.0", 7, "x.2", 3]}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +198,7 @@ def test_sizes_of_a_model_file_can_be_fixed(model):
 )
 def test_sizes_a_model_does_not_have_are_refused(model, shapes, dims, words):
     with pytest.raises(OptionError, match=words):
-        models.fix_sizes(model, shapes, dims)
+        models.settle_shapes(model, shapes, dims)
 
 
 def test_a_file_that_is_no_model_is_refused_in_a_sentence(tmp_path):

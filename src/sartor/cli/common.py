@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,8 +146,8 @@ def open_program(model: Path, threads: int | None, isa: str | None, precision: s
         if isa:
             raise OptionError(f"--isa does not change {model}, which is compiled already; give the model")
         return Program.load(model)
-    with status(f"compiling {model.name}"):
-        return sartor.compile(str(model), threads=threads, isa=isa, precision=precision)
+    with compile_progress(model.name) as progress:
+        return sartor.compile(str(model), threads=threads, isa=isa, precision=precision, progress=progress)
 
 
 # --- printing -------------------------------------------------------------------------------------------------------------
@@ -215,6 +216,22 @@ def status(text: str) -> Any:
     from contextlib import nullcontext
 
     return console().status(text) if sys.stderr.isatty() else nullcontext()
+
+
+@contextmanager
+def compile_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar of the layers built and the kernels compiled, for `sartor.compile`; drawn only on a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console(), transient=True) as bar:
+        task = bar.add_task(f"reading {name}", total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            text = {"build": f"choosing code for {name}", "compile": f"compiling {name}"}.get(stage, f"{stage} {name}")
+            bar.update(task, description=text, completed=done, total=total)
+
+        yield show
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------------

@@ -39,14 +39,14 @@ def command(
       sartor compile model.onnx -o model.sartor --threads 2
     """
     import sartor
-    from sartor.cli.models import fix_sizes
+    from sartor.cli.models import settle_shapes
 
     output = default_output(model, output)
+    wanted = settle_shapes(model, dict(shapes), dict(dims)) if shapes or dims else None
     start = time.perf_counter()
-    with status(f"compiling {model.name}"):
-        source = fix_sizes(model, dict(shapes), dict(dims)) if shapes or dims else str(model)
-        program = sartor.compile(source, threads=threads, isa=isa, precision=precision)
-        program.save(output)
+    with compile_progress(model.name) as progress:
+        program = sartor.compile(str(model), threads=threads, isa=isa, precision=precision, shapes=wanted, progress=progress)
+    program.save(output)
     seconds = time.perf_counter() - start
     report_program(program, output, seconds, as_json)
     return 0

@@ -11,8 +11,8 @@ from sartor.errors import ModelError, OptionError
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def read_model(path: Path, with_data: bool = False) -> Any:
-    """The `onnx.ModelProto` in `path`, external data only if `with_data`.
+def read_model(path: Path) -> Any:
+    """The `onnx.ModelProto` in `path`, without external data.
 
     Raises
     ------
@@ -22,64 +22,61 @@ def read_model(path: Path, with_data: bool = False) -> Any:
     import onnx
 
     try:
-        return onnx.load(str(path), load_external_data=with_data)
+        return onnx.load(str(path), load_external_data=False)
     except OSError as problem:
         raise ModelError(f"{path} cannot be read: {problem.strerror or problem}") from None
     except Exception as problem:  # noqa: BLE001  protobuf's errors have no common base
         raise ModelError(f"{path} is not an ONNX model ({problem})") from None
 
 
-def _inputs(model: Any) -> dict[str, Any]:
-    """The dimensions of each true input, as protobuf messages."""
+def _inputs(model: Any) -> dict[str, list[int | str]]:
+    """The dimensions of each true input; those without a name are called as programs call them, `x.0`."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    return {info.name: info.type.tensor_type.shape.dim for info in model.graph.input if info.name not in constants}
+    found: dict[str, list[int | str]] = {}
+    for info in model.graph.input:
+        if info.name not in constants:
+            dims = info.type.tensor_type.shape.dim
+            found[info.name] = [_dimension(dim, f"{info.name}.{axis}") for axis, dim in enumerate(dims)]
+    return found
 
 
-def _settle(path: Path, inputs: Mapping[str, Any], shapes: Shapes, dims: Mapping[str, int]) -> dict[str, dict[int, int]]:
-    """For each input, the size of those symbolic dimensions that the options settle."""
+def _dimension(dim: Any, unnamed: str) -> int | str:
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return int(dim.dim_value)
+    return str(dim.dim_param) if dim.dim_param not in ("", "?", "-1", "None") else unnamed
+
+
+def settle_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[str, list[int | str]]:
+    """The dimensions of every input, with the sizes that the options give.
+
+    Raises
+    ------
+    OptionError
+        When the options name something the model does not have, or contradict it.
+    """
+    inputs = _inputs(read_model(path))
     for name, shape in shapes.items():
         if name not in inputs:
             raise OptionError(f"{path.name} has no input {name}; it has {', '.join(inputs)}")
         if len(shape) != len(inputs[name]):
             raise OptionError(f"input {name} has {len(inputs[name])} dimensions, but the shape given has {len(shape)}")
-    names = {dim.dim_param for all_dims in inputs.values() for dim in all_dims if dim.dim_param}
+        for axis, (old, new) in enumerate(zip(inputs[name], shape, strict=True)):
+            if isinstance(old, int) and old != new:
+                raise OptionError(f"dimension {axis} of input {name} is {old}, not {new}")
+    names = {dim for all_dims in inputs.values() for dim in all_dims if isinstance(dim, str)}
     for name in dims:
         if name not in names:
             raise OptionError(f"{path.name} has no symbolic dimension {name}; it has {', '.join(sorted(names)) or 'none'}")
-    settled: dict[str, dict[int, int]] = {}
-    for name, all_dims in inputs.items():
-        settled[name] = {}
-        for place, dim in enumerate(all_dims):
-            size = shapes[name][place] if name in shapes else dims.get(dim.dim_param)
-            if dim.HasField("dim_value") and dim.dim_value >= 0:
-                if name in shapes and size != dim.dim_value:
-                    raise OptionError(f"dimension {place} of input {name} is {dim.dim_value}, not {size}")
-            elif size is not None:
-                settled[name][place] = size
-    return settled
-
-
-def input_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """The shape of every input, symbols settled by the options or 1."""
-    inputs = _inputs(read_model(path))
-    settled = _settle(path, inputs, shapes, dims)
     return {
-        name: tuple(
-            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else settled[name].get(place, 1)
-            for place, dim in enumerate(all_dims)
-        )
+        name: list(shapes[name]) if name in shapes else [dims.get(d, d) if isinstance(d, str) else d for d in all_dims]
         for name, all_dims in inputs.items()
     }
 
 
-def fix_sizes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> Any:
-    """The model with the symbolic dimensions that the options settle made constant."""
-    model = read_model(path, with_data=True)
-    inputs = _inputs(model)
-    for name, places in _settle(path, inputs, shapes, dims).items():
-        for place, size in places.items():
-            inputs[name][place].dim_value = size
-    return model
+def concrete_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+    """The shape of every input, as the options settle it, with 1 for what they do not."""
+    settled = settle_shapes(path, shapes, dims)
+    return {name: tuple(1 if isinstance(d, str) else d for d in all_dims) for name, all_dims in settled.items()}
 
 
 def facts(program: Any) -> dict[str, Any]:

@@ -45,10 +45,10 @@ def command(
       sartor tune model.onnx --budget 120 --dim batch=1 --threads 2
     """
     import sartor
-    from sartor.cli.models import input_shapes
+    from sartor.cli.models import concrete_shapes
 
     output = default_output(model, output)
-    wanted = [input_shapes(model, dict(shapes), dict(dims))] if shapes or dims else None
+    wanted = [concrete_shapes(model, dict(shapes), dict(dims))] if shapes or dims else None
     start = time.perf_counter()
     with progress_bar(budget) as progress:
         program = sartor.tune(

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import click
 
-from sartor.cli.common import MODEL, bytes_text, check_writable, compile_options, print_json, say, size_options, status, verb
+from sartor.cli.common import (
+    MODEL,
+    bytes_text,
+    check_writable,
+    compile_options,
+    compile_progress,
+    print_json,
+    say,
+    size_options,
+    verb,
+)
 from sartor.errors import OptionError
 
 

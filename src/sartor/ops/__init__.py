@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from sartor.ops import convolution, elementwise, indexing, matmul, movement, normalization, pooling, reduction
+from sartor.ops import (
+    attention,
+    convolution,
+    einsum,
+    elementwise,
+    indexing,
+    matmul,
+    movement,
+    normalization,
+    pooling,
+    reduction,
+    resize,
+)
 from sartor.ops.elementwise import Operator
 
 OPERATORS: dict[tuple[str, str], Operator] = {
+    **attention.OPERATORS,
     **convolution.OPERATORS,
+    **einsum.OPERATORS,
     **elementwise.OPERATORS,
     **indexing.OPERATORS,
     **matmul.OPERATORS,
@@ -14,4 +28,5 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **normalization.OPERATORS,
     **pooling.OPERATORS,
     **reduction.OPERATORS,
+    **resize.OPERATORS,
 }

@@ -39,6 +39,9 @@ def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
     if not call.inputs or call.op_type in _NOT_FOLDED or not all(context.is_constant(v) for v in call.inputs if v):
         return False
     constants = {v: a for v in call.inputs if v and (a := context.constant(v)) is not None}
+    if (view := _view(call, list(constants.values()))) is not None:
+        context.set_constant(call.outputs[0], view)
+        return True
     node = onnx_ir.to_proto(call.node)
     for place, name in enumerate(call.inputs):
         node.input[place] = name
@@ -56,6 +59,17 @@ def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
             from_numpy(array.dtype)
             context.set_constant(name, array)
     return True
+
+
+def _view(call: Call, arrays: list[Array]) -> Array | None:
+    """Squeeze and Unsqueeze of older opsets, whose axes are an attribute, which the reference implementation cannot run."""
+    axes = call.get("axes")
+    if axes is None or call.op_type not in ("Squeeze", "Unsqueeze") or call.domain:
+        return None
+    try:
+        return np.expand_dims(arrays[0], tuple(axes)) if call.op_type == "Unsqueeze" else np.squeeze(arrays[0], tuple(axes))
+    except ValueError as error:
+        raise ModelError(f"{call} has axes {axes} that do not fit its input's shape {list(arrays[0].shape)}") from error
 
 
 def infer(node: onnx.NodeProto, call: Call, types: Mapping[str, onnx.TypeProto], constants: Mapping[str, Array],

@@ -142,7 +142,7 @@ def _attribute(attribute: onnx_ir.Attr) -> Any:
 
 def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     context.call = call
-    if folding.fold(context, call, versions) or contents.propagate(context, call):
+    if folding.fold(context, call, versions) or contents.propagate(context, call) or _branch(context, call, versions):
         return
     operator = OPERATORS.get((call.domain, call.op_type))
     if operator is not None:
@@ -153,6 +153,23 @@ def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> No
         except Declined:
             context.rewind(mark)
     host.lower(context, call, versions)
+
+
+def _branch(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
+    """Lowers the branch that an If with a constant condition takes, in its place; returns whether it is one."""
+    if call.op_type != "If" or call.domain or (condition := context.constant(call.inputs[0])) is None:
+        return False
+    graph = call["then_branch"] if bool(condition.reshape(-1)[0]) else call["else_branch"]
+    for name, value in graph.initializers.items():
+        if value.const_value is not None:
+            context.set_lazy_constant(name, value.const_value, element_type(value.const_value.dtype, name))
+    for index, node in enumerate(graph):
+        _lower_node(context, _call(context, node, index, versions), versions)
+    for name, value in zip(call.outputs, graph.outputs, strict=True):
+        if name:
+            context.alias(name, value.name or "")
+    context.call = call
+    return True
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 from tests.cpu.loops_running import elementwise, host_targets
+from tests.unit.test_loops_objects import micro_kernel
 
 from sartor.loops.language import Builder, Type
-from sartor.loops.llvm import Jit, assembly, compile_ir, count_spills, jit, render
-from sartor.loops.target import ISAS, target_for
-from sartor.types import BYTES, from_numpy, to_numpy
+from sartor.loops.llvm import jit
+from sartor.types import BYTES, to_numpy
 
 TARGETS = pytest.mark.parametrize("target", host_targets(), ids=lambda t: t.isa)
 LANES = pytest.mark.parametrize("lanes", [1, 3, 8, 16])
@@ -38,14 +37,15 @@ def test_integer_operations(target, lanes, scalar):
     shift = (np.abs(b.astype(np.int64)) % (8 * BYTES[scalar])).astype(a.dtype)
     safe = np.where(b == 0, 3, b).astype(a.dtype)
     safe = np.where(safe == -1, 3, safe).astype(a.dtype) if scalar[0] == "i" else safe
-    quotient = (np.abs(a.astype(object)) // np.abs(safe.astype(object)) * np.sign(a.astype(object)) * np.sign(safe.astype(object)))
+    left, right = a.astype(object), safe.astype(object)
+    quotient = np.abs(left) // np.abs(right) * np.sign(left) * np.sign(right)
     cases = {
         "add": (a + b, b), "sub": (a - b, b), "mul": (a * b, b), "min": (np.minimum(a, b), b), "max": (np.maximum(a, b), b),
         "and": (a & b, b), "or": (a | b, b), "xor": (a ^ b, b), "shl": (a << shift, shift), "shr": (a >> shift, shift),
-        "idiv": (quotient.astype(a.dtype), safe), "irem": ((a.astype(object) - quotient * safe.astype(object)).astype(a.dtype), safe),
+        "idiv": (quotient.astype(a.dtype), safe), "irem": ((left - quotient * right).astype(a.dtype), safe),
     }
-    for code, (expected, right) in cases.items():
-        got = elementwise(lambda b, x, y, code=code: b.binary(code, x, y), [a, right], scalar, lanes, target)
+    for code, (expected, other) in cases.items():
+        got = elementwise(lambda b, x, y, code=code: b.binary(code, x, y), [a, other], scalar, lanes, target)
         np.testing.assert_array_equal(got, expected, err_msg=code)
     bits = 8 * BYTES[scalar]
     unsigned = [int(x) % 2**bits for x in a]
@@ -66,8 +66,8 @@ def test_integer_operations(target, lanes, scalar):
 def test_float_operations(target, lanes, scalar):
     a, b = floats(scalar), floats(scalar, seed=1)
     with np.errstate(all="ignore"):
-        binary = {"add": a + b, "sub": a - b, "mul": a * b, "div": a / b, "min": np.where(a < b, a, b), "max": np.where(a > b, a, b),
-                  "copysign": np.copysign(a, b)}
+        binary = {"add": a + b, "sub": a - b, "mul": a * b, "div": a / b, "min": np.where(a < b, a, b),
+                  "max": np.where(a > b, a, b), "copysign": np.copysign(a, b)}
         unary = {"neg": -a, "abs": np.abs(a), "sqrt": np.sqrt(a), "floor": np.floor(a), "ceil": np.ceil(a), "trunc": np.trunc(a),
                  "nearbyint": np.rint(a)}
     for code, expected in binary.items():
@@ -105,7 +105,8 @@ def test_comparisons_selects_and_bools(target, lanes, scalar):
 @pytest.mark.parametrize("source", [*INTEGERS, "bool", "f16", "bf16", "f32", "f64"])
 def test_casts(target, lanes, source):
     rng = np.random.default_rng(2)
-    a = (rng.integers(0, 100, 64) if source[0] in "ub" and source != "bf16" else rng.integers(-100, 100, 64)).astype(to_numpy(source))
+    lowest = 0 if source[0] in "ub" and source != "bf16" else -100
+    a = rng.integers(lowest, 100, 64).astype(to_numpy(source))
     for to in (*INTEGERS, "bool", "f16", "bf16", "f32", "f64"):
         if to == source:
             continue
@@ -142,17 +143,19 @@ def test_sixteen_bit_floats_from_single(target, lanes, scalar):
 
 
 def test_constants_of_every_type():
-    values = {"bool": True, "i8": -128, "u8": 255, "u16": 65535, "i32": -5, "u64": 2**64 - 1, "f16": 0.1, "bf16": 0.1, "f32": 0.1, "f64": 0.1}
+    values = {"bool": True, "i8": -128, "u8": 255, "u16": 65535, "i32": -5, "u64": 2**64 - 1,
+              "f16": 0.1, "bf16": 0.1, "f32": 0.1, "f64": 0.1}
+    zero = [np.zeros(4, np.int8)]
     target = host_targets()[0]
     for scalar, value in values.items():
         for lanes in (1, 4):
-            got = elementwise(lambda b, x, s=scalar, v=value, n=lanes: b.constant(v, Type(s, n)), [np.zeros(4, np.int8)], scalar, lanes, target)
-            np.testing.assert_array_equal(got, np.full(4, value, np.float64 if scalar == "f64" else None).astype(to_numpy(scalar)))
+            got = elementwise(lambda b, x, s=scalar, v=value, n=lanes: b.constant(v, Type(s, n)), zero, scalar, lanes, target)
+            np.testing.assert_array_equal(got, np.full(4, value).astype(to_numpy(scalar)))
     for value in (np.inf, -np.inf, 1e300, np.nan):
         for scalar in ("f16", "bf16", "f32"):
-            got = elementwise(lambda b, x, s=scalar, v=value: b.constant(v, Type(s)), [np.zeros(1, np.int8)], scalar, 1, target)
+            got = elementwise(lambda b, x, s=scalar, v=value: b.constant(v, Type(s)), zero, scalar, 1, target)
             with np.errstate(all="ignore"):
-                np.testing.assert_array_equal(got.astype(np.float32), np.float64(value).astype(np.float32))
+                np.testing.assert_array_equal(got.astype(np.float32), np.full(4, np.float64(value).astype(np.float32)))
 
 
 @TARGETS
@@ -185,7 +188,8 @@ def test_masked_memory(target, scalar, lanes):
 @pytest.mark.parametrize("lanes", [2, 3, 5, 8, 16])
 @pytest.mark.parametrize("scalar", ["f32", "i32", "u8", "bool"])
 def test_reductions(target, lanes, scalar):
-    a = floats("f32", 16, 5)[:lanes] if scalar == "f32" else (integers("u8", 16)[:lanes] > 100 if scalar == "bool" else integers(scalar, 16)[:lanes])
+    makers = {"f32": lambda: floats("f32", 16, 5), "bool": lambda: integers("u8", 16) > 100}
+    a = makers.get(scalar, lambda: integers(scalar, 16))()[:lanes]
     a = np.where(np.isfinite(a), a, 1).astype(to_numpy(scalar))
     with np.errstate(all="ignore"):
         expected = {"add": a.sum(dtype=a.dtype), "mul": a.prod(dtype=a.dtype), "min": a.min(), "max": a.max()}
@@ -221,7 +225,7 @@ def test_control_flow_and_locals(target):
     total = b.variable("total", b.constant(0, Type("i64")))
     with b.loop("i", 0, 8, unroll=2) as i:
         v = b.load(x, i)
-        with b.branch(v % 2 == 0 if False else (v % 2).eq(0)):
+        with b.branch((v % 2).eq(0)):
             b.store(entry, i, v * 10)
         with b.otherwise():
             b.store(entry, i, v)
@@ -266,3 +270,15 @@ def test_rows_and_scratch(target):
     call = jit([b.finish()], target)["rows"]
     call(np.array([table.ctypes.data, out.ctypes.data, 1], np.int64), slab.ctypes.data, 0, 0)
     np.testing.assert_array_equal(out, [12, 11, 3, 12])
+
+
+@TARGETS
+def test_matrix_micro_kernel(target):
+    lanes, rows, vectors, depth = target.lanes("f32"), 6, 2, 37
+    rng = np.random.default_rng(7)
+    a = rng.normal(size=(rows, depth)).astype(np.float32)
+    right = rng.normal(size=(depth, lanes * vectors)).astype(np.float32)
+    out = np.zeros((rows, lanes * vectors), np.float32)
+    args = np.array([a.ctypes.data, right.ctypes.data, out.ctypes.data, depth, lanes * vectors, depth], np.int64)
+    jit([micro_kernel(lanes, rows, vectors)], target)["micro"](args, 0, 0, 1)
+    np.testing.assert_allclose(out, a @ right, rtol=1e-4, atol=1e-5)

@@ -7,13 +7,14 @@ import math
 import mpmath
 import numpy as np
 import pytest
+from tests.cpu.loops_running import elementwise, host_targets
 
 from sartor.loops import math as vector_math
 from sartor.loops.language import Builder
-from tests.cpu.loops_running import elementwise, host_targets
 
 TARGETS = pytest.mark.parametrize("target", host_targets(), ids=lambda t: t.isa)
-SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 2.0, 88.72283, 88.7229, -87.33654, -87.3366, -104.0, 1e30, -1e30]
+SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 0.5, -0.5, 2.0, 88.72283, 88.7229, -87.33654, -87.3366, -104.0,
+           1e30, -1e30]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 # function, exact in f64, bound in f32, bound in f64, range of arguments that matters

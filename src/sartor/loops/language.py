@@ -282,6 +282,8 @@ class While:
 
 @dataclass(frozen=True)
 class If:
+    """Runs `then` where the `bool` value `condition` is true, else `otherwise`."""
+
     condition: str
     then: tuple[Statement, ...]
     otherwise: tuple[Statement, ...] = ()
@@ -289,6 +291,8 @@ class If:
 
 @dataclass(frozen=True)
 class DeclareVariable:
+    """A mutable register, to be written before it is read."""
+
     name: str
     type: Type
 
@@ -304,6 +308,8 @@ class DeclareLocal:
 
 @dataclass(frozen=True)
 class Comment:
+    """A note that every renderer keeps."""
+
     text: str
 
 

@@ -4,8 +4,8 @@ A lane's result depends on that lane alone, so that any number of lanes gives th
 place (ULP) of the exact result and hold with and without a fused multiply-add.  Subnormal results may be flushed to zero
 and subnormal arguments count as zero, as they do while a program runs.  NaN gives NaN.
 
-Polynomials without another source are Chebyshev interpolants (`mpmath.chebyfit` at 60 digits) of the function and the interval that
-the comment beside them states, rounded; coefficients stand in ascending order.
+Polynomials without another source are Chebyshev interpolants (`mpmath.chebyfit` at 60 digits) of the function and the
+interval that the comment beside them states, rounded; coefficients stand in ascending order.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from math import inf, log, nan
 
 from sartor.errors import LoopError
-from sartor.loops.language import Builder, Number, Type, Value
+from sartor.loops.language import Builder, Number, Value
 
 _LOG2_E = 1.4426950408889634
 _TWO_OVER_PI = 0.6366197723675814

@@ -430,7 +430,7 @@ _CHECKS: dict[str, _Check] = {
     **{
         name: getattr(_Verifier, name)
         for name in ("constant", "compare", "select", "fma", "cast", "bitcast", "broadcast", "iota", "extract", "insert",
-                     "shuffle", "reduce", "load", "store", "gather", "prefetch", "offset", "row", "set_row", "select_buffer", "read",
-                     "write")
+                     "shuffle", "reduce", "load", "store", "gather", "prefetch", "offset", "row", "set_row", "select_buffer",
+                     "read", "write")
     },
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -145,10 +146,7 @@ class Session:
         values = self.program.blueprint.values
         self._dtypes = tuple(to_numpy(values[v].dtype) for v in self.program.blueprint.inputs)
         self._hosts = [HostRunner(step) for step in self.program.blueprint.hosts]
-        for fallback in self.program.fallbacks:
-            if fallback not in _told:
-                _told.add(fallback)
-                _log.warning("not native code: %s", fallback)
+        _tell_fallbacks(self.program)
 
     # --- running ---
 
@@ -391,7 +389,9 @@ class _Run:
         arrived: dict[int, Array] = {}
         for (first, end), runner in zip(self.stages[-1].layout.segments, context.runners, strict=True):
             if runner is None:
+                start = time.perf_counter()
                 arrived |= self.run_host(first)
+                self.spend(self.program.blueprint.hosts[first].layer, time.perf_counter() - start)
             elif self.profiled:
                 self.note(first, end, runner.profile(*externals))
             else:
@@ -451,8 +451,20 @@ class _Run:
         rate = ticks_per_second(self.program.code)
         layout = self.stages[-1].layout
         for step, count in zip(layout.steps[first:end], np.diff(ticks).tolist(), strict=True):
-            name = self.program.layers[step.layer].name
-            self.seconds[name] = self.seconds.get(name, 0.0) + count / rate
+            self.spend(step.layer, count / rate)
+
+    def spend(self, layer: int, seconds: float) -> None:
+        name = self.program.layers[layer].name
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+def _tell_fallbacks(program: Program) -> None:
+    """Logs once a process what of a program is not native code."""
+    new = [fallback for fallback in program.fallbacks if fallback not in _told]
+    _told.update(new)
+    if new:
+        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+        _log.warning("not native code in %s: %s%s", program.name or "the program", ", ".join(new[:5]), more)
 
 
 def _not_native(*arrays: Array) -> int:

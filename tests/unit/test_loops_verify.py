@@ -124,7 +124,8 @@ def test_builder_refuses_at_once():
     for wrong in (
         lambda: x & x, lambda: half + half, lambda: x + half, lambda: b.branch(x).__enter__(), lambda: bool(x > 0.0),
         lambda: b.bitcast(x, "f64"), lambda: b.reduce("xor", x), lambda: b.otherwise().__enter__(),
-        lambda: b.compare("near", x, x), lambda: b.constant(0.5, I64), lambda: b.load(b.pointer("y", "f32"), x), lambda: b.select(x, x, x), lambda: Type("f33"),
+        lambda: b.compare("near", x, x), lambda: b.constant(0.5, I64), lambda: b.load(b.pointer("y", "f32"), x),
+        lambda: b.select(x, x, x), lambda: Type("f33"),
     ):
         with pytest.raises(LoopError):
             wrong()

@@ -9,11 +9,13 @@ from sartor.graph.layer import Problem
 from sartor.templates.base import Template
 from sartor.templates.elementwise import Elementwise
 from sartor.templates.normalize import Normalize
+from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
 from sartor.templates.softmax import Softmax
 
 TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
+    Pool(),
     Reduce(),
     Softmax(),
     Normalize(),

@@ -26,8 +26,9 @@ def _heads(context: Context, call: Call, value: str, attribute: str) -> str:
 
 
 def _attention(context: Context, call: Call) -> None:
-    if any(call.input(i) for i in (4, 5, 6)) or any(call.outputs[1:]) or call.get("softcap", 0.0):
-        raise Declined(f"{call} uses a cache, a soft cap or more outputs")
+    windows = call.get("left_window_size", -1), call.get("right_window_size", -1)
+    if any(call.input(i) for i in (4, 5, 6)) or any(call.outputs[1:]) or call.get("softcap", 0.0) or windows != (-1, -1):
+        raise Declined(f"{call} uses a cache, a soft cap, a window or more outputs")
     q, k, v = (_heads(context, call, value, name) for value, name in
                zip(call.inputs[:3], ("q_num_heads", "kv_num_heads", "kv_num_heads"), strict=True))
     dtype = context.dtype(q)

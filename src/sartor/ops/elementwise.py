@@ -94,8 +94,18 @@ def _modulo(context: Context, call: Call) -> None:
 
 
 def _shift(context: Context, call: Call) -> None:
-    op = "shift_left" if call["direction"] == "LEFT" else "shift_right"
-    emit(context, call, call.inputs, lambda e, a, b: e(op, a, b))
+    """A shift by the width or more leaves nothing, of negative numbers shifted right all ones."""
+    dtype = context.dtype(call.inputs[0])
+    width, left = int(dtype[1:]), call["direction"] == "LEFT"
+
+    def build(e: ExpressionBuilder, x: int, by: int) -> int:
+        within = e("min", by, e.constant(width - 1, dtype))
+        shifted = e("shift_left" if left else "shift_right", x, within)
+        if dtype[0] == "i" and not left:
+            return shifted
+        return e("select", e("lt", by, e.constant(width, dtype)), shifted, e.constant(0, dtype))
+
+    emit(context, call, call.inputs, build)
 
 
 def _where(context: Context, call: Call) -> None:

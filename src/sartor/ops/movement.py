@@ -330,7 +330,7 @@ def _space_to_depth(context: Context, call: Call) -> None:
     context.same(height, rows * block, "the height")
     context.same(width, columns * block, "the width")
     split = context.reshape(x, (batch, channels, rows, block, columns, block), suffix="split")
-    moved = context.transpose(split, (0, 3, 5, 1, 2, 4))
+    moved = context.transpose(split, (0, 3, 5, 1, 2, 4) if call.get("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4))
     context.reshape(moved, (batch, channels * (block * block), rows, columns), output=call.outputs[0])
 
 

@@ -7,14 +7,20 @@ from typing import Any
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.templates.base import Template
+from sartor.templates.convolution import CONVOLUTION
 from sartor.templates.elementwise import Elementwise
+from sartor.templates.gemm import GEMM
 from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
 from sartor.templates.softmax import Softmax
+from sartor.templates.winograd import WINOGRAD
 
 TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
+    GEMM,
+    WINOGRAD,
+    CONVOLUTION,
     Pool(),
     Reduce(),
     Softmax(),

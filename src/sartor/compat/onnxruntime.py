@@ -25,6 +25,7 @@ import numpy as np
 
 from sartor.compat.signature import ModelMetadata, NodeArg, Signature, read_signature, type_string
 from sartor.errors import FeedError, ModelError, OptionError, SartorError
+from sartor.types import to_numpy
 
 __version__ = "1.23.0"  # of the interface this follows
 
@@ -274,9 +275,17 @@ class InferenceSession:
         for name in names:
             if name not in self.output_names:
                 raise FeedError(f"the model has no output {name}; it has {', '.join(self.output_names)}")
-        feeds = {name: _array(value) for name, value in input_feed.items() if value is not None}
+        feeds = {name: self._array(name, value) for name, value in input_feed.items() if value is not None}
         results = self._session.run(feeds, out=dict(out)) if out else self._session.run(feeds)
         return [results[name] for name in names]
+
+    def _array(self, name: str, value: Any) -> np.ndarray[Any, Any]:
+        """An input as an array; lists take the type that is expected, arrays keep theirs."""
+        if isinstance(value, OrtValue):
+            return value.numpy()
+        if isinstance(value, list | tuple | int | float | bool) and (tensor := self.program.inputs.get(name)) is not None:
+            return np.array(value, to_numpy(tensor.dtype))
+        return np.asarray(value)
 
     def run_with_ort_values(
         self,
@@ -375,10 +384,6 @@ def disable_telemetry_events() -> None:
 
 def enable_telemetry_events() -> None:
     """There are none."""
-
-
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    return value.numpy() if isinstance(value, OrtValue) else np.asarray(value)
 
 
 def _program_of(model: str | os.PathLike[str] | bytes, threads: int | None) -> tuple[Any, Signature]:

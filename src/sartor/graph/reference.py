@@ -7,6 +7,7 @@ float64, so that a difference from the reference is the candidate's own rounding
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,18 @@ def _matmul(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Ma
         a = np.swapaxes(a, -1, -2)
     if layer.attributes.get("transpose_b"):
         b = np.swapaxes(b, -1, -2)
-    return np.matmul(a, b)  # type: ignore[no-any-return]
+    return np.asarray(np.matmul(a, b))
+
+
+def _extreme(x: Array, op: str, axes: tuple[int, ...]) -> Array:
+    """Largest or smallest elements; an empty one is the type's least or greatest value."""
+    least: Any = x.dtype.kind == "b" and op == "min"
+    if x.dtype.kind == "f":
+        least = -np.inf if op == "max" else np.inf
+    elif x.dtype.kind in "iu":
+        least = np.iinfo(x.dtype).min if op == "max" else np.iinfo(x.dtype).max
+    function = np.maximum if op == "max" else np.minimum
+    return np.asarray(function.reduce(x, axis=axes, keepdims=True, initial=least))
 
 
 def _reduce(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
@@ -38,20 +50,14 @@ def _reduce(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Ma
     if op in ("argmax", "argmin"):
         return _arg_reduce(x, op, axes[0], bool(layer.attributes.get("select_last")))
     if op in ("max", "min"):
-        extreme = np.array(-np.inf if op == "max" else np.inf) if x.dtype.kind == "f" else None
-        if x.dtype.kind == "b":
-            return (np.any if op == "max" else np.all)(x, axis=axes, keepdims=True)  # type: ignore[no-any-return]
-        if extreme is None:
-            extreme = np.array(np.iinfo(x.dtype).min if op == "max" else np.iinfo(x.dtype).max)
-        return (np.max if op == "max" else np.min)(x, axis=axes, keepdims=True, initial=extreme.astype(x.dtype))  # type: ignore[no-any-return]
+        return _extreme(x, op, axes)
     if op == "log_sum_exp":
         top = np.max(x, axis=axes, keepdims=True, initial=-np.inf)
         top = np.where(np.isfinite(top), top, 0)
-        return np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top
+        return np.asarray(np.log(np.sum(np.exp(x - top), axis=axes, keepdims=True)) + top)
     if op == "mean" and x.dtype.kind in "iu":
-        count = max(1, int(np.prod([x.shape[a] for a in axes])))
-        total = np.sum(x, axis=axes, keepdims=True, dtype=x.dtype)
-        return np.trunc(total / count)  # type: ignore[no-any-return]
+        count = max(1, prod(x.shape[a] for a in axes))
+        return np.asarray(np.trunc(np.sum(x, axis=axes, keepdims=True, dtype=x.dtype) / count))
     functions: dict[str, Callable[[Array], Array]] = {
         "sum": lambda v: np.sum(v, axis=axes, keepdims=True, dtype=v.dtype),
         "mean": lambda v: np.mean(v, axis=axes, keepdims=True, dtype=v.dtype),
@@ -78,14 +84,14 @@ def _softmax(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: M
     shifted = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
     exponentials = np.exp(shifted)
     total = np.sum(exponentials, axis=axis, keepdims=True)
-    return shifted - np.log(total) if layer.attributes.get("log") else exponentials / total
+    return np.asarray(shifted - np.log(total) if layer.attributes.get("log") else exponentials / total)
 
 
 def _normalize(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
     (x,), axes, epsilon = inputs, tuple(layer.attributes["axes"]), x_type(inputs[0], layer.attributes["epsilon"])
     if layer.attributes["mode"] == "layer":
         x = x - np.mean(x, axis=axes, keepdims=True)
-    return x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + epsilon)
+    return np.asarray(x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + epsilon))
 
 
 def x_type(x: Array, value: float) -> Any:
@@ -120,7 +126,7 @@ def _slice(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Map
 
 def _gather(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
     (x, indices), axis = inputs, layer.attributes["axis"]
-    return np.take(x, np.asarray(indices), axis=axis)  # NumPy counts negative indices from the end and refuses those outside
+    return np.asarray(np.take(x, np.asarray(indices), axis=axis))  # NumPy counts negative indices from the end and refuses those outside
 
 
 def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
@@ -131,6 +137,7 @@ _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]
     "matmul": _matmul, "convolution": convolution, "deconvolution": deconvolution, "pool": pool, "reduce": _reduce,
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
     "pad": pad, "resize": resize,
+    "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),
     "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),
     "reshape": lambda layer, inputs, shape, sizes: np.reshape(inputs[0], shape),
     "concat": lambda layer, inputs, shape, sizes: np.concatenate(inputs, axis=layer.attributes["axis"]),
@@ -143,19 +150,19 @@ def _host(layer: Layer, inputs: list[Array | None]) -> list[Array]:
     from onnx.reference import ReferenceEvaluator
 
     node = onnx.NodeProto.FromString(layer.attributes["node"])
-    domains: Mapping[str, int] = layer.attributes["domains"]
-    node_inputs = [f"i{k}" if x is not None else "" for k, x in enumerate(inputs)]
-    node_outputs = [f"o{k}" if name else "" for k, name in enumerate(layer.outputs)]
+    captures = list(layer.attributes.get("captures", ()))
+    own = len(inputs) - len(captures)
+    names = [f"input {k}" if inputs[k] is not None else "" for k in range(own)] + captures
+    outputs = [f"output {k}" if name else "" for k, name in enumerate(layer.outputs)]
     del node.input[:], node.output[:]
-    node.input.extend(node_inputs)
-    node.output.extend(node_outputs)
-    values = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in node_inputs if n]
-    results = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in node_outputs if n]
-    model = onnx.helper.make_model(onnx.helper.make_graph([node], "host", values, results),
-                                   opset_imports=[onnx.helper.make_opsetid(d, v) for d, v in domains.items()])
-    feeds = {n: x for n, x in zip(node_inputs, inputs, strict=True) if n}
-    found = iter(ReferenceEvaluator(model).run(None, feeds))
-    return [np.asarray(next(found)) for name in layer.outputs if name]
+    node.input.extend(names[:own])
+    node.output.extend(outputs)
+    given = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in names if n]
+    results = [onnx.helper.make_value_info(n, onnx.TypeProto()) for n in outputs if n]
+    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in layer.attributes["domains"].items()]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "host", given, results), opset_imports=opsets)
+    feeds = {name: x for name, x in zip(names, inputs, strict=True) if name}
+    return [np.asarray(y) for y in ReferenceEvaluator(model).run(None, feeds)]
 
 
 # --- layers and graphs -------------------------------------------------------------------------------------------------------

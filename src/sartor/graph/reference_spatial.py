@@ -161,7 +161,7 @@ def resize_coordinates(mode: str, size: int, out: int, scale: float, roi: tuple[
 def _kernel(mode: str, distance: Array, a: float) -> Array:
     d = np.abs(distance)
     if mode == "linear":
-        return np.clip(1 - d, 0, 1)
+        return np.asarray(np.clip(1 - d, 0, 1))
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))

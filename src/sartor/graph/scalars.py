@@ -43,7 +43,7 @@ def erf(x: Array) -> Array:
     """The error function, computed in float64 to about one unit in its last place."""
 
     def ratio(coefficients: tuple[tuple[float, ...], tuple[float, ...]], t: Array) -> Array:
-        return np.polyval(coefficients[0][::-1], t) / np.polyval(coefficients[1][::-1], t)  # type: ignore[no-any-return]
+        return np.asarray(np.polyval(coefficients[0][::-1], t) / np.polyval(coefficients[1][::-1], t))
 
     wide = np.asarray(x, np.float64)
     a = np.minimum(np.abs(wide), 6.0)
@@ -71,10 +71,10 @@ def _divide(a: Array, b: Array) -> Array:
 
 def _power(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
-        return np.power(a, b.astype(a.dtype))
+        return np.asarray(np.power(a, b.astype(a.dtype)))
     if b.dtype.kind == "f" or (b.dtype.kind == "i" and np.any(b < 0)):
         return _cast(np.power(a.astype(np.float64), b.astype(np.float64)), a.dtype)
-    return np.power(a, b.astype(a.dtype))
+    return np.asarray(np.power(a, b.astype(a.dtype)))
 
 
 def _cast(x: Array, dtype: np.dtype[Any]) -> Array:

@@ -1,0 +1,59 @@
+"""The passes that turn the graph as imported into the graph that templates compute: one file a pass, one tuple that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sartor.graph.layer import Graph
+from sartor.graph.passes import (
+    affine,
+    constants,
+    dead,
+    duplicates,
+    fuse,
+    identities,
+    scalars,
+    transposes,
+)
+from sartor.graph.verify import verify
+
+CLEAN: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+    ("scalars", scalars.run),
+    ("identities", identities.run),
+    ("constants", constants.run),
+    ("duplicates", duplicates.run),
+    ("dead", dead.run),
+)
+
+PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+    *CLEAN,
+    ("transposes", transposes.run),
+    *CLEAN,
+    ("fuse", fuse.run),
+    ("affine", affine.run),
+    *CLEAN,
+)
+
+
+def optimize(graph: Graph, observe: Callable[[str, Graph], None] | None = None) -> Graph:
+    """Runs all passes in order and verifies the graph before the first and after each.
+
+    Parameters
+    ----------
+    graph
+        The graph as lowered; it stays as it was.
+    observe
+        Called after each pass with its name and the graph it made.
+
+    Raises
+    ------
+    GraphError
+        The graph, or what a pass made of it, is malformed.
+    """
+    verify(graph)
+    for name, function in PASSES:
+        graph = function(graph)
+        verify(graph)
+        if observe is not None:
+            observe(name, graph)
+    return graph

@@ -545,7 +545,10 @@ class Builder:
 
     def store(self, buffer: Buffer, index: Number, value: Number, mask: Value | None = None, align: int | None = None,
               non_temporal: bool = False) -> None:
-        """Writes the lanes of `value` to consecutive elements from `index` on."""
+        """Writes the lanes of `value` to consecutive elements from `index` on.
+
+        `non_temporal` passes by the caches; it wants `align` to be the vector's size and takes no mask.
+        """
         v = value if isinstance(value, Value) else self.constant(value, Type(buffer.scalar))
         if v.type.scalar != buffer.scalar:
             raise LoopError(f"kernel {self.name}: a {v.type} is stored to {buffer.name}, which holds {buffer.scalar}")

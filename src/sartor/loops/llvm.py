@@ -60,6 +60,7 @@ def _machine(target: Target) -> Any:
 def _optimized(ir: str, machine: Any) -> Any:
     """The module after LLVM's passes; LLVM vectorises nothing by itself."""
     module = llvm.parse_assembly(ir)
+    module.data_layout = str(machine.target_data)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     options.loop_vectorization = False

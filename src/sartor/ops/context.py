@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import isfinite, prod
+from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from sartor.errors import ModelError, UnsupportedError
+from sartor.errors import ModelError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
-from sartor.sizes import Dim, Size, maximum, product, symbol
+from sartor.sizes import Dim, Size, maximum, symbol
 from sartor.types import from_numpy, to_numpy
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -110,7 +110,8 @@ class Context:
         if name in self._lazy:
             tensor = self._lazy.pop(name)
             try:
-                self.graph.constants[name] = np.ascontiguousarray(tensor.numpy()).reshape(self.graph.tensors[name].shape)
+                array = np.ascontiguousarray(tensor.numpy()).reshape(self.graph.tensors[name].shape)
+                self.graph.constants[name] = decoded(array)
             except (ValueError, OSError, TypeError) as error:
                 raise ModelError(f"the contents of tensor {name!r} cannot be read: {error}") from error
         return self.graph.constants.get(name)
@@ -263,7 +264,7 @@ class Context:
     def set_constant(self, name: str, array: Array) -> str:
         """Gives a value by its contents."""
         array = np.asarray(array)
-        array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        array = decoded(array if array.flags.c_contiguous else np.ascontiguousarray(array))
         self.graph.tensors[name] = Tensor(from_numpy(array.dtype), array.shape)
         self.graph.constants[name] = array
         return name
@@ -418,6 +419,15 @@ def fraction(x: float) -> Any:
     return exact.numerator if exact.denominator == 1 else Ratio(exact.numerator, exact.denominator)
 
 
+def decoded(array: Array) -> Array:
+    """Strings as an object array of str, whatever form they came in; other arrays as they are."""
+    if array.dtype.kind not in "OSU":
+        return array
+    out = np.empty(array.shape, object)
+    out.reshape(-1)[:] = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in array.reshape(-1).tolist()]
+    return out
+
+
 def plain(x: Any) -> Any:
     """A `Ratio` of plain numbers as a float; all else as it is."""
     return x.numerator / x.denominator if isinstance(x, Ratio) and isinstance(x.numerator, int) else x
@@ -435,18 +445,3 @@ def axis_of(axis: int, rank: int, call: Call) -> int:
     if not -rank <= axis < max(rank, 1):
         raise ModelError(f"{call} has the axis {axis}, its input has {rank} dimensions")
     return axis % rank if rank else 0
-
-
-def elements(shape: Sequence[Dim]) -> Dim:
-    """Number of elements of a shape."""
-    return prod(shape) if all(isinstance(d, int) for d in shape) else product(shape)
-
-
-def require_type(dtype: str, call: Call) -> None:
-    """Raises `Declined` for element types that compiled code does not know."""
-    if dtype == "string":
-        raise Declined(f"{call} works on strings")
-
-
-def unsupported(call: Call, why: str) -> UnsupportedError:
-    return UnsupportedError(f"{call}: {why}")

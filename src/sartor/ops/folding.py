@@ -28,10 +28,7 @@ _NOT_FOLDED = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUnifo
 def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
     """Gives the node's outputs as constants where all its inputs are; returns whether it did."""
     if call.op_type == "Constant" and not call.domain:
-        array = _constant_value(call)
-        if array.dtype.kind in "US":
-            array = array.astype(object)
-        context.set_constant(call.outputs[0], array)
+        context.set_constant(call.outputs[0], _constant_value(call))
         return True
     if call.op_type == "Identity" and not call.domain:
         context.alias(call.outputs[0], call.inputs[0])

@@ -36,7 +36,7 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     captures = [v for v in _captures(node) if v not in call.inputs]
     reads = [v for v in (*call.inputs, *captures) if v]
     known: dict[str, Dim] = {}
-    types = {v: _type_proto(context.tensor(v), known) for v in reads}
+    types = {v: type_proto(context.tensor(v), known) for v in reads}
     constants: dict[str, Array] = {v: a for v in reads if (a := _small_constant(context, v)) is not None}
     try:
         inferred = infer(node, call, types, constants, versions)
@@ -81,7 +81,7 @@ def _free_names(graph: onnx.GraphProto, outer: set[str], found: dict[str, None])
             found[value.name] = None
 
 
-def _type_proto(tensor: Tensor, known: dict[str, Dim]) -> onnx.TypeProto:
+def type_proto(tensor: Tensor, known: dict[str, Dim]) -> onnx.TypeProto:
     """The type for onnx's inference; formulas are shown to it as named dimensions, which `known` translates back."""
     shape: list[int | str] = []
     for dim in tensor.shape:
@@ -95,6 +95,8 @@ def _tensor(context: Context, call: Call, place: int, proto: onnx.TypeProto | No
     name = call.outputs[place]
     if proto is None or not proto.HasField("tensor_type") or proto.tensor_type.elem_type not in _NAMES:
         raise UnsupportedError(f"{call}: its output {name!r} is no tensor of a supported element type")
+    if not proto.tensor_type.HasField("shape"):
+        _declared_rank(call, place, proto)
     if not proto.tensor_type.HasField("shape"):
         raise UnsupportedError(f"{call}: how many dimensions its output {name!r} has cannot be told before it runs")
     shape: list[Dim] = []
@@ -110,3 +112,14 @@ def _tensor(context: Context, call: Call, place: int, proto: onnx.TypeProto | No
     return Tensor(_NAMES[proto.tensor_type.elem_type], tuple(shape))
 
 
+
+
+def _declared_rank(call: Call, place: int, proto: onnx.TypeProto) -> None:
+    """Adds the number of dimensions that the model states for a value, where inference gives none."""
+    stated = call.node.outputs[place].shape if place < len(call.node.outputs) else None
+    if stated is not None:
+        proto.tensor_type.shape.SetInParent()
+        for dim in stated:
+            entry = proto.tensor_type.shape.dim.add()
+            if isinstance(dim, int):
+                entry.dim_value = dim

@@ -2,7 +2,7 @@
 
 For each node, in this order: constants are folded; small integer values that come from shapes are followed as formulas
 (`contents`); else the operator's function in `OPERATORS` emits layers; where there is none, or it declines, the node becomes a
-`host` layer.
+`host` layer, or the body that onnx defines the operator by is lowered in its place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx_ir
 
 from sartor.errors import ModelError, OptionError, UnsupportedError
 from sartor.graph.layer import Graph, Layer, Tensor
-from sartor.ops import OPERATORS, contents, folding, host
+from sartor.ops import OPERATORS, contents, folding, functions, host
 from sartor.ops.context import Call, Context, Declined
 from sartor.sizes import Dim, substitute, symbol
 
@@ -152,7 +152,14 @@ def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> No
             return
         except Declined:
             context.rewind(mark)
-    host.lower(context, call, versions)
+    body = functions.expand(context, call, versions)
+    if body is None:
+        host.lower(context, call, versions)
+        return
+    graph, imports = body
+    for index, node in enumerate(graph):
+        _lower_node(context, _call(context, node, index, imports), imports)
+    context.call = call
 
 
 def _branch(context: Context, call: Call, versions: Mapping[str, int]) -> bool:

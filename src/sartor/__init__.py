@@ -1,9 +1,9 @@
 """Sartor compiles trained neural networks to native code for the machine they run on.
 
-    program = sartor.compile("model.onnx", threads=2)
-    program.save("model.sartor")
-    session = sartor.load("model.sartor")
-    outputs = session.run({"x": x})
+program = sartor.compile("model.onnx", threads=2)
+program.save("model.sartor")
+session = sartor.load("model.sartor")
+outputs = session.run({"x": x})
 """
 
 from __future__ import annotations
@@ -23,19 +23,36 @@ from sartor.errors import (
 )
 
 if TYPE_CHECKING:
-    from sartor.compiler import compile
+    from sartor.compiler import compile  # noqa: A004  the name users know
     from sartor.runtime.program import Program
     from sartor.runtime.session import Session
     from sartor.tuning.tuner import tune
 
 __version__ = "0.1.0"
 
-__all__ = ["FeedError", "GraphError", "LoopError", "ModelError", "OptionError", "Program", "ProgramError", "SartorError", "Session",
-           "UnsupportedError", "__version__", "compile", "load", "tune"]
+__all__ = [
+    "FeedError",
+    "GraphError",
+    "LoopError",
+    "ModelError",
+    "OptionError",
+    "Program",
+    "ProgramError",
+    "SartorError",
+    "Session",
+    "UnsupportedError",
+    "__version__",
+    "compile",
+    "load",
+    "tune",
+]
 
 # What is imported when first used, so that `import sartor` is quick and loading a program brings in no compiler.
 _LAZY = {
-    "compile": "sartor.compiler", "tune": "sartor.tuning.tuner", "Program": "sartor.runtime.program", "Session": "sartor.runtime.session",
+    "compile": "sartor.compiler",
+    "tune": "sartor.tuning.tuner",
+    "Program": "sartor.runtime.program",
+    "Session": "sartor.runtime.session",
 }
 
 

@@ -1,32 +1,36 @@
 """Compiles a model to a program.  The stages, in order:
 
-    import    the file as an `onnx_ir.Model`              sartor.importers.onnx.load
-    lower     a graph of layers                           sartor.ops.lowering.lower
-    optimize  the graph after all passes                  sartor.graph.passes.optimize
-    choose    a template and configuration a layer        sartor.templates.choose
-    store     which values are views, who makes what where   sartor.fitting.storage.plan_storage
-    build     loop programs, packed weights, steps        sartor.compiling.steps
-    compile   objects, from LLVM or the cache             sartor.compiling.kernels
-    link      one image of code                           sartor.loops.objects.link
+import    the file as an `onnx_ir.Model`              sartor.importers.onnx.load
+lower     a graph of layers                           sartor.ops.lowering.lower
+optimize  the graph after all passes                  sartor.graph.passes.optimize
+choose    a template and configuration a layer        sartor.templates.choose
+store     which values are views of which others      sartor.fitting.storage.plan_storage
+build     loop programs, packed weights, steps        sartor.compiling.reuse, sartor.compiling.steps
+units     LLVM IR of each distinct kernel             sartor.compiling.kernels
+link      objects, compiled or cached, as one image   sartor.compiling.kernels, sartor.loops.objects
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from sartor.compiling import kernels
-from sartor.compiling.steps import Built, StepBuilder, is_copy, layer_problem
+from sartor.compiling.kernels import KernelCompiler, executor_unit, kernel_unit
+from sartor.compiling.reuse import Builder
+from sartor.compiling.steps import StepBuilder, is_copy, layer_problem
 from sartor.devices.device import Device
 from sartor.devices.probe import device_for as _device_for
 from sartor.devices.probe import host_device
 from sartor.errors import OptionError
-from sartor.fitting.storage import Storage, Traits, plan_storage
+from sartor.fitting.storage import Traits, plan_storage
 from sartor.graph.layer import Graph, Layer, Problem, Tensor
+from sartor.loops.objects import link
 from sartor.runtime.program import LayerInfo, Program
 from sartor.runtime.threads import MAX_THREADS, available_threads
 from sartor.templates import choose
@@ -41,14 +45,23 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Told (stage, what is done, what there is to do)."""
 
 Observer: TypeAlias = Callable[[str, Any], None]
-"""Told (stage, what it made) after each stage: a model, a graph, chosen templates, a storage, kernels, units, an image."""
+"""Told (stage, what it made): a model, graphs, choices by layer, a storage, kernels, units by symbol, an image."""
 
 PRECISIONS = ("fp32",)
 
 
-def compile(model: Model, *, threads: int | None = None, precision: str = "fp32", isa: str | None = None,
-            shapes: Mapping[str, Sequence[int | str]] | None = None, device: Device | None = None,
-            choices: Mapping[str, Choice] | None = None, progress: Progress | None = None, observe: Observer | None = None) -> Program:
+def compile(
+    model: Model,
+    *,
+    threads: int | None = None,
+    precision: str = "fp32",
+    isa: str | None = None,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    device: Device | None = None,
+    choices: Mapping[str, Choice] | None = None,
+    progress: Progress | None = None,
+    observe: Observer | None = None,
+) -> Program:
     """Compiles a model.
 
     Parameters
@@ -131,8 +144,17 @@ def check_precision(precision: str) -> None:
         raise OptionError(f"precision {precision} is not possible; possible is {', '.join(PRECISIONS)}")
 
 
-def compile_graph(graph: Graph, device: Device, choices: Mapping[str, Choice] | None = None, *, threads: int = 1, precision: str = "fp32",
-                  tuned: Set[str] = frozenset(), progress: Progress | None = None, observe: Observer | None = None) -> Program:
+def compile_graph(
+    graph: Graph,
+    device: Device,
+    choices: Mapping[str, Choice] | None = None,
+    *,
+    threads: int = 1,
+    precision: str = "fp32",
+    tuned: AbstractSet[str] = frozenset(),
+    progress: Progress | None = None,
+    observe: Observer | None = None,
+) -> Program:
     """Compiles a graph of layers.
 
     Parameters
@@ -157,28 +179,40 @@ def compile_graph(graph: Graph, device: Device, choices: Mapping[str, Choice] | 
     storage = plan_storage(graph, chosen.traits)
     note("choose", chosen.found)
     note("store", storage)
-    steps = StepBuilder(graph, storage)
-    infos = []
-    for number, (layer, stage) in enumerate(zip(storage.layers, storage.stages, strict=True)):
-        problem = layer_problem(layer, storage.tensors, graph.constants)
-        choice = chosen.choice(layer, problem)
-        steps.add_layer(number, problem, stage, _build(problem, choice, device))
-        infos.append(_info(problem, choice, layer.name in tuned))
-        if progress:
-            progress("build", number + 1, len(storage.layers))
-    blueprint = steps.finish()
-    note("build", steps.kernels)
-    units = [kernels.kernel_unit(kernel, device.target) for kernel in steps.kernels]
-    distinct = {unit.symbol: unit for unit in units} | {"": kernels.executor_unit(device.target)}
-    note("units", distinct)
-    objects = kernels.compile_units(list(distinct.values()), device.target, progress and (lambda a, b: progress("compile", a, b)))
-    image = kernels.link_objects(objects)
+    steps, builder = StepBuilder(graph, storage), Builder(device)
+    infos: list[LayerInfo] = []
+    symbols: list[str] = []
+    with KernelCompiler(device.target) as compiler:
+        compiler.add(executor_unit(device.target))
+        for number, (layer, stage) in enumerate(zip(storage.layers, storage.stages, strict=True)):
+            problem = layer_problem(layer, storage.tensors, graph.constants)
+            choice = chosen.choice(layer, problem)
+            steps.add_layer(number, problem, stage, builder.build(problem, *choice) if choice else None)
+            for kernel in steps.kernels[len(symbols) :]:
+                symbols.append(compiler.add(kernel_unit(kernel, device.target)))
+            infos.append(_info(problem, choice, layer.name in tuned))
+            if progress:
+                progress("build", number + 1, len(storage.layers))
+        note("build", steps.kernels)
+        note("units", compiler.units)
+        objects = compiler.finish(progress and partial(progress, "compile"))
+    image = link(objects)
     note("link", image)
     return Program(
-        name=graph.name, isa=device.target.isa, machine=image.machine, threads=threads, precision=precision,
-        inputs={name: graph.tensors[name] for name in graph.inputs}, outputs={name: graph.tensors[name] for name in graph.outputs},
-        layers=tuple(infos), versions=_versions(), blueprint=blueprint, kernels=tuple(unit.symbol for unit in units), symbols=image.symbols,
-        weights=steps.weights.finish(), image=image.code,
+        name=graph.name,
+        isa=device.target.isa,
+        machine=image.machine,
+        threads=threads,
+        precision=precision,
+        inputs={name: graph.tensors[name] for name in graph.inputs},
+        outputs={name: graph.tensors[name] for name in graph.outputs},
+        layers=tuple(infos),
+        versions=_versions(),
+        blueprint=steps.finish(),
+        kernels=tuple(symbols),
+        symbols=image.symbols,
+        weights=steps.weights.finish(),
+        image=image.code,
     )
 
 
@@ -204,15 +238,10 @@ class _Choices:
         if (choice := self.choice(layer, problem)) is None:
             return Traits(native=False)
         template, values = choice[0], dict.fromkeys((*layer.reads, *filter(None, layer.outputs)))
-        return Traits(frozenset(v for v in values if template.contiguous(problem, v)),
-                      frozenset(v for v in layer.reads if template.in_place(problem, v)))
-
-
-def _build(problem: Problem, choice: Choice | None, device: Device) -> Built | None:
-    if choice is None:
-        return None
-    template, config = choice
-    return Built(template.build(problem, config, device), template.pack(problem, config, device))
+        return Traits(
+            frozenset(v for v in values if template.contiguous(problem, v)),
+            frozenset(v for v in layer.reads if template.in_place(problem, v)),
+        )
 
 
 def _info(problem: Problem, choice: Choice | None, tuned: bool) -> LayerInfo:
@@ -220,8 +249,17 @@ def _info(problem: Problem, choice: Choice | None, tuned: bool) -> LayerInfo:
     reads, made = ([f"{v} {problem.tensors[v]}" for v in side if v] for side in ((*layer.inputs, *layer.extra), layer.outputs))
     plain = layer.expression is None or layer.expression.is_identity
     return LayerInfo(
-        layer.name, layer.kind, tuple(reads), tuple(made), choice[0].name if choice else "", dict(choice[1]) if choice else {}, tuned,
-        layer.source, "" if plain else str(layer.expression), "" if choice else _operator(layer), is_copy(layer),
+        layer.name,
+        layer.kind,
+        tuple(reads),
+        tuple(made),
+        choice[0].name if choice else "",
+        dict(choice[1]) if choice else {},
+        tuned,
+        layer.source,
+        "" if plain else str(layer.expression),
+        "" if choice else _operator(layer),
+        is_copy(layer),
     )
 
 

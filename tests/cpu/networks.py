@@ -23,8 +23,15 @@ def elementwise(name: str, op: str, inputs: tuple[str, ...], output: str) -> Lay
     return Layer(name, "elementwise", inputs, (output,), {}, operation(op, len(inputs)), (), (name,))
 
 
-def graph(tensors: dict[str, tuple[Dim, ...]], inputs: tuple[str, ...], outputs: tuple[str, ...], layers: list[Layer],
-          constants: dict[str, Any] | None = None, dtypes: dict[str, str] | None = None, name: str = "small") -> Graph:
+def graph(
+    tensors: dict[str, tuple[Dim, ...]],
+    inputs: tuple[str, ...],
+    outputs: tuple[str, ...],
+    layers: list[Layer],
+    constants: dict[str, Any] | None = None,
+    dtypes: dict[str, str] | None = None,
+    name: str = "small",
+) -> Graph:
     types = {k: Tensor((dtypes or {}).get(k, "f32"), tuple(v)) for k, v in tensors.items()}
     return Graph(inputs, outputs, types, dict(constants or {}), layers, name)
 
@@ -41,11 +48,21 @@ def add(shape: tuple[Dim, ...] = (16,)) -> Graph:
 def chain() -> Graph:
     """Symbolic rows, a constant, views, a concatenation and two outputs: c = [relu(x) * k | x - relu(x) * k], y = c + c."""
     n = symbol("n")
-    tensors: dict[str, tuple[Dim, ...]] = {"x": (n, 6), "k": (6,), "a": (n, 6), "b": (n, 6), "d": (n, 6), "c": (n, 12), "y": (n, 12),
-                                           "part": (n, 3)}
+    tensors: dict[str, tuple[Dim, ...]] = {
+        "x": (n, 6),
+        "k": (6,),
+        "a": (n, 6),
+        "b": (n, 6),
+        "d": (n, 6),
+        "c": (n, 12),
+        "y": (n, 12),
+        "part": (n, 3),
+    }
     layers = [
-        elementwise("relu", "relu", ("x",), "a"), elementwise("scale", "mul", ("a", "k"), "b"),
-        elementwise("rest", "sub", ("x", "b"), "d"), Layer("join", "concat", ("b", "d"), ("c",), {"axis": 1}),
+        elementwise("relu", "relu", ("x",), "a"),
+        elementwise("scale", "mul", ("a", "k"), "b"),
+        elementwise("rest", "sub", ("x", "b"), "d"),
+        Layer("join", "concat", ("b", "d"), ("c",), {"axis": 1}),
         elementwise("double", "add", ("c", "c"), "y"),
         Layer("cut", "slice", ("c",), ("part",), {"starts": (0, 4), "steps": (1, 1)}),
     ]

@@ -9,14 +9,14 @@ import zlib
 
 import numpy as np
 import pytest
+from tests.cpu.networks import chain, chain_reference, program
+from tests.cpu.test_session import found_graph
 
 import sartor
 from sartor.devices.probe import host_isas
 from sartor.errors import OptionError, ProgramError
 from sartor.runtime.program import MAGIC, Program
 from sartor.runtime.session import Session
-from tests.cpu.networks import chain, chain_reference, program
-from tests.cpu.test_session import found_graph
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +81,17 @@ def test_compiling_again_gives_the_same_file(saved, tmp_path):
 
 def test_a_new_process_gives_the_same_bits(compiled, saved, tmp_path):
     np.save(tmp_path / "x.npy", X)
-    code = (f"import sartor, numpy\nsession = sartor.load({str(saved)!r})\n"
-            f"print(session.run({{'x': numpy.load({str(tmp_path / 'x.npy')!r})}})['y'].tobytes().hex())")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)})
+    code = (
+        f"import sartor, numpy\nsession = sartor.load({str(saved)!r})\n"
+        f"print(session.run({{'x': numpy.load({str(tmp_path / 'x.npy')!r})}})['y'].tobytes().hex())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
     assert bytes.fromhex(done.stdout) == Session(compiled).run({"x": X})["y"].tobytes()
 
 
@@ -123,7 +130,7 @@ def test_files_cut_short_are_refused(saved):
 
 def test_damage_anywhere_is_found(saved):
     data = saved.read_bytes()
-    sizes = json.loads(data[32:32 + struct.unpack_from("<Q", data, 16)[0]])
+    sizes = json.loads(data[32 : 32 + struct.unpack_from("<Q", data, 16)[0]])
     used = set(range(32, 32 + struct.unpack_from("<Q", data, 16)[0], 997))
     code = -(-(32 + struct.unpack_from("<Q", data, 16)[0]) // 4096) * 4096
     used |= set(range(code, code + sizes["code"][0], 499)) | {len(data) - 1, len(data) - sizes["weights"][0]}
@@ -138,13 +145,13 @@ def test_damage_anywhere_is_found(saved):
 def test_a_header_that_lacks_something_is_refused(saved):
     data = saved.read_bytes()
     length = struct.unpack_from("<Q", data, 16)[0]
-    header = json.loads(data[32:32 + length])
+    header = json.loads(data[32 : 32 + length])
     del header["kernels"]
     text = json.dumps(header).encode()
     text += b" " * (length - len(text))
     prefix = bytearray(data[:32])
     struct.pack_into("<I", prefix, 12, zlib.crc32(text))
-    saved.write_bytes(prefix + text + data[32 + length:])
+    saved.write_bytes(prefix + text + data[32 + length :])
     with pytest.raises(ProgramError, match="damaged"):
         Program.load(saved)
 

@@ -6,12 +6,12 @@ import threading
 import numpy as np
 import onnx
 import pytest
+from tests.cpu.networks import add, chain, chain_reference, elementwise, graph, program
 
 from sartor.errors import FeedError, OptionError, SartorError
 from sartor.graph.layer import Layer
 from sartor.runtime.session import KEPT_PLANS, Session
 from sartor.sizes import symbol
-from tests.cpu.networks import add, chain, chain_reference, elementwise, graph, program
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +70,19 @@ def test_arrays_that_are_not_contiguous_aligned_or_writable(added):
     assert (session.run({"x": wide, "y": frozen})["z"] == wide + 1).all()
 
 
-@pytest.mark.parametrize(("feeds", "words"), [
-    ({"x": np.ones(16, np.float32)}, ["y", "missing", "f32[16]"]),
-    ({"x": np.ones(16, np.float32), "y": np.ones(16, np.float32), "w": np.ones(1)}, ["no input w", "x, y"]),
-    ({"x": np.ones(16), "y": np.ones(16, np.float32)}, ["x", "float64", "float32"]),
-    ({"x": np.ones(16, ">f4"), "y": np.ones(16, np.float32)}, ["x", ">f4", "float32"]),
-    ({"x": [1.0] * 16, "y": np.ones(16, np.float32)}, ["x", "list", "f32[16]"]),
-    ({"x": np.ones((16, 1), np.float32), "y": np.ones(16, np.float32)}, ["x", "[16, 1]", "[16]"]),
-    ({"x": np.ones(17, np.float32), "y": np.ones(16, np.float32)}, ["x", "[17]", "[16]"]),
-    (np.ones(16, np.float32), ["mapping", "ndarray"]),
-])
+@pytest.mark.parametrize(
+    ("feeds", "words"),
+    [
+        ({"x": np.ones(16, np.float32)}, ["y", "missing", "f32[16]"]),
+        ({"x": np.ones(16, np.float32), "y": np.ones(16, np.float32), "w": np.ones(1)}, ["no input w", "x, y"]),
+        ({"x": np.ones(16), "y": np.ones(16, np.float32)}, ["x", "float64", "float32"]),
+        ({"x": np.ones(16, ">f4"), "y": np.ones(16, np.float32)}, ["x", ">f4", "float32"]),
+        ({"x": [1.0] * 16, "y": np.ones(16, np.float32)}, ["x", "list", "f32[16]"]),
+        ({"x": np.ones((16, 1), np.float32), "y": np.ones(16, np.float32)}, ["x", "[16, 1]", "[16]"]),
+        ({"x": np.ones(17, np.float32), "y": np.ones(16, np.float32)}, ["x", "[17]", "[16]"]),
+        (np.ones(16, np.float32), ["mapping", "ndarray"]),
+    ],
+)
 def test_wrong_feeds_are_refused_by_name(added, feeds, words):
     session = Session(added)
     for _ in range(2):  # also after a good run
@@ -91,7 +94,9 @@ def test_wrong_feeds_are_refused_by_name(added, feeds, words):
 
 def test_symbols_must_agree():
     n = symbol("n")
-    session = Session(program(graph({"x": (n, 2), "y": (n, 2), "z": (n, 2)}, ("x", "y"), ("z",), [elementwise("add", "add", ("x", "y"), "z")])))
+    session = Session(
+        program(graph({"x": (n, 2), "y": (n, 2), "z": (n, 2)}, ("x", "y"), ("z",), [elementwise("add", "add", ("x", "y"), "z")]))
+    )
     with pytest.raises(FeedError, match=r"the input y has the shape \[4, 2\]; expected \[n, 2\] with n = 3"):
         session.run({"x": np.ones((3, 2), np.float32), "y": np.ones((4, 2), np.float32)})
 
@@ -116,13 +121,16 @@ def test_out_may_be_an_input(added):
     assert (Session(added).run({"x": a, "y": a}, {"z": a})["z"] == 2 * np.arange(16)).all()
 
 
-@pytest.mark.parametrize(("out", "words"), [
-    ({"w": np.empty(16, np.float32)}, "no output w"),
-    ({"z": np.empty(16)}, "expected a contiguous, writable array of float32"),
-    ({"z": np.empty(32, np.float32)[::2]}, "contiguous"),
-    ({"z": np.empty(15, np.float32)}, r"shape \[15\]; expected \[16\]"),
-    ({"z": [0]}, "list"),
-])
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ({"w": np.empty(16, np.float32)}, "no output w"),
+        ({"z": np.empty(16)}, "expected a contiguous, writable array of float32"),
+        ({"z": np.empty(32, np.float32)[::2]}, "contiguous"),
+        ({"z": np.empty(15, np.float32)}, r"shape \[15\]; expected \[16\]"),
+        ({"z": [0]}, "list"),
+    ],
+)
 def test_wrong_out_arrays_are_refused(added, out, words):
     a = np.ones(16, np.float32)
     with pytest.raises(FeedError, match=words):
@@ -226,15 +234,30 @@ def test_sizes_that_break_a_condition_are_refused():
 
 def host(name, op, inputs, outputs, defines=(), **attributes):
     node = onnx.helper.make_node(op, list(inputs), list(outputs), **attributes)
-    return Layer(name, "host", tuple(inputs), tuple(outputs),
-                 {"node": node.SerializeToString(), "domains": {"": 18}, "captures": (), "defines": list(defines)})
+    return Layer(
+        name,
+        "host",
+        tuple(inputs),
+        tuple(outputs),
+        {"node": node.SerializeToString(), "domains": {"": 18}, "captures": (), "defines": list(defines)},
+    )
 
 
 def test_a_host_step_between_native_ones():
     n = symbol("n")
-    layers = [elementwise("a", "relu", ("x",), "a"), host("sort", "TopK", ("a", "k"), ("v", "i"), axis=1), elementwise("y", "add", ("v", "v"), "y")]
-    g = graph({"x": (n, 5), "a": (n, 5), "k": (1,), "v": (n, 3), "i": (n, 3), "y": (n, 3)}, ("x",), ("y", "i"), layers,
-              {"k": np.array([3], np.int64)}, {"k": "i64", "i": "i64"})
+    layers = [
+        elementwise("a", "relu", ("x",), "a"),
+        host("sort", "TopK", ("a", "k"), ("v", "i"), axis=1),
+        elementwise("y", "add", ("v", "v"), "y"),
+    ]
+    g = graph(
+        {"x": (n, 5), "a": (n, 5), "k": (1,), "v": (n, 3), "i": (n, 3), "y": (n, 3)},
+        ("x",),
+        ("y", "i"),
+        layers,
+        {"k": np.array([3], np.int64)},
+        {"k": "i64", "i": "i64"},
+    )
     compiled = program(g)
     assert compiled.fallbacks == ("sort (TopK)",)
     session = Session(compiled)
@@ -252,12 +275,20 @@ def found_graph():
     """Non-zero elements' places, then native work on as many rows as there were, joined with a value made before."""
     n, m = symbol("n"), symbol("m")
     layers = [
-        elementwise("a", "relu", ("x",), "a"), host("find", "NonZero", ("a",), ("where",), [("m", 0, 1)]),
-        Layer("flat", "reshape", ("where",), ("flat",)), Layer("pick", "gather", ("a", "flat"), ("picked",), {"axis": 0}),
-        elementwise("twice", "add", ("picked", "picked"), "twice"), Layer("join", "concat", ("twice", "a"), ("y",), {"axis": 0}),
+        elementwise("a", "relu", ("x",), "a"),
+        host("find", "NonZero", ("a",), ("where",), [("m", 0, 1)]),
+        Layer("flat", "reshape", ("where",), ("flat",)),
+        Layer("pick", "gather", ("a", "flat"), ("picked",), {"axis": 0}),
+        elementwise("twice", "add", ("picked", "picked"), "twice"),
+        Layer("join", "concat", ("twice", "a"), ("y",), {"axis": 0}),
     ]
-    return graph({"x": (n,), "a": (n,), "where": (1, m), "flat": (m,), "picked": (m,), "twice": (m,), "y": (m + n,)}, ("x",), ("y", "where"), layers,
-                 dtypes={"where": "i64", "flat": "i64"})
+    return graph(
+        {"x": (n,), "a": (n,), "where": (1, m), "flat": (m,), "picked": (m,), "twice": (m,), "y": (m + n,)},
+        ("x",),
+        ("y", "where"),
+        layers,
+        dtypes={"where": "i64", "flat": "i64"},
+    )
 
 
 def test_sizes_found_in_the_run():

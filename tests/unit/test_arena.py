@@ -15,7 +15,7 @@ def check(sizes, first, last):
     spans = [(o, o + s) for o, s in zip(arena.offsets, sizes, strict=True)]
     for i, (begin, end) in enumerate(spans):
         assert begin % ALIGNMENT == 0
-        assert 0 <= begin
+        assert begin >= 0
         assert end <= arena.bytes
         for j in range(i):
             if first[i] <= last[j] and first[j] <= last[i]:

@@ -136,7 +136,9 @@ class StepBuilder:
             self._lives.append(life)
         return numbers
 
-    def _step(self, layer: int, call: KernelCall, problem: Problem, built: Built, places: Sequence[int], workspaces: Sequence[int]) -> Step:
+    def _step(
+        self, layer: int, call: KernelCall, problem: Problem, built: Built, places: Sequence[int], workspaces: Sequence[int]
+    ) -> Step:
         first = len(self.slots[0])
         for argument in call.arguments:
             for column, entry in zip(self.slots, self._slot(argument, problem, places, workspaces), strict=True):
@@ -144,10 +146,20 @@ class StepBuilder:
         kernel = self._kernel_numbers.setdefault(id(call.kernel), len(self.kernels))
         if kernel == len(self.kernels):
             self.kernels.append(call.kernel)
-        formulas = (call.extent, call.grain, call.chunk, call.scratch, call.multiply_adds, call.bytes, _working_set(call, problem, built))
+        formulas = (
+            call.extent,
+            call.grain,
+            call.chunk,
+            call.scratch,
+            call.multiply_adds,
+            call.bytes,
+            _working_set(call, problem, built),
+        )
         return Step(kernel, layer, first, len(call.arguments), *map(self.formula, formulas))
 
-    def _slot(self, argument: Argument, problem: Problem, places: Sequence[int], workspaces: Sequence[int]) -> tuple[int, int, int]:
+    def _slot(
+        self, argument: Argument, problem: Problem, places: Sequence[int], workspaces: Sequence[int]
+    ) -> tuple[int, int, int]:
         if isinstance(argument, Pointer):
             value = self.values[self.value(argument.value)]
             place = self.storage.places[argument.value]
@@ -181,8 +193,17 @@ class StepBuilder:
             if kind == "arena":
                 index = self._buffer(place.root)
             self._value_numbers[name] = len(self.values)
-            self.values.append(Value(name, tensor.dtype, tuple(map(self.formula, tensor.shape)), _ROOTS[kind], index,
-                                     self.formula(offset), self.formula(place.pitch)))
+            self.values.append(
+                Value(
+                    name,
+                    tensor.dtype,
+                    tuple(map(self.formula, tensor.shape)),
+                    _ROOTS[kind],
+                    index,
+                    self.formula(offset),
+                    self.formula(place.pitch),
+                )
+            )
         return self._value_numbers[name]
 
     def _base(self, root: str) -> int:
@@ -211,13 +232,25 @@ class StepBuilder:
         """The blueprint of all layers added."""
         inputs = tuple(map(self.value, self.graph.inputs))
         outputs = tuple(map(self.value, self.storage.outputs))
-        buffers = tuple(Buffer(self.formula(life.size), life.stage, min(life.first, max(life.last, 0)), max(life.last, 0), life.kept)
-                        for life in self._lives)
+        buffers = tuple(
+            Buffer(self.formula(life.size), life.stage, min(life.first, max(life.last, 0)), max(life.last, 0), life.kept)
+            for life in self._lives
+        )
         conditions = tuple((self.formula(a), self.formula(b)) for a, b in self.graph.conditions)
         return Blueprint(
-            self.formula.finish(), tuple(self.values), inputs, outputs, tuple(self.graph.outputs),
-            tuple(self.storage.known[v] for v in self.storage.outputs), buffers, tuple(self.steps), tuple(self.hosts),
-            tuple(map(tuple, self.stages)), Slots(*map(tuple, self.slots)), tuple(self.tables), conditions,
+            self.formula.finish(),
+            tuple(self.values),
+            inputs,
+            outputs,
+            tuple(self.graph.outputs),
+            tuple(self.storage.known[v] for v in self.storage.outputs),
+            buffers,
+            tuple(self.steps),
+            tuple(self.hosts),
+            tuple(map(tuple, self.stages)),
+            Slots(*map(tuple, self.slots)),
+            tuple(self.tables),
+            conditions,
         )
 
 
@@ -228,7 +261,11 @@ def _working_set(call: KernelCall, problem: Problem, built: Built) -> Dim:
     for name in values:
         total = total + problem.tensors[name].bytes
     for argument in dict.fromkeys(a for a in call.arguments if isinstance(a, Constant | Workspace)):
-        size = built.constants[argument.index].nbytes if isinstance(argument, Constant) else built.implementation.workspaces[argument.index]
+        size = (
+            built.constants[argument.index].nbytes
+            if isinstance(argument, Constant)
+            else built.implementation.workspaces[argument.index]
+        )
         total = total + size
     return total
 
@@ -244,5 +281,3 @@ def layer_problem(layer: Layer, tensors: Mapping[str, Any], constants: Mapping[s
     """The layer with the types and constants it needs."""
     names = dict.fromkeys((*layer.reads, *filter(None, layer.outputs)))
     return Problem(layer, {n: tensors[n] for n in names}, {n: constants[n] for n in names if n in constants})
-
-

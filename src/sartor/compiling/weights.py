@@ -36,7 +36,7 @@ class WeightsBuilder:
         block[:] = 0
         while self._arrays:
             offset, content = self._arrays.pop()
-            block[offset:offset + content.nbytes] = content
+            block[offset : offset + content.nbytes] = content
         return block
 
 
@@ -44,4 +44,4 @@ def aligned_bytes(count: int) -> NDArray[np.uint8]:
     """Uninitialised memory that starts at a multiple of `ALIGNMENT`."""
     memory = np.empty(count + ALIGNMENT, np.uint8)
     lead = -memory.ctypes.data % ALIGNMENT
-    return memory[lead:lead + count]
+    return memory[lead : lead + count]

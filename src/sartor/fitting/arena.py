@@ -98,7 +98,6 @@ def _place(order: Sequence[int], sizes: Sequence[int], neighbours: Sequence[Sequ
             gap = begin - end
             if gap >= size and (best < 0 or gap < best_gap):
                 best, best_gap = end, gap
-            if stop > end:
-                end = stop
+            end = max(end, stop)
         offsets[i] = end if best < 0 else best
     return offsets

@@ -1,7 +1,7 @@
 """All size formulas of a program as one table of integer operations, evaluated in one pass when sizes are bound.
 
-Entry i of the table is `op[i]` of `a[i]` and `b[i]`, which name earlier entries, except for constants (a is the value) and symbols
-(a is the symbol's place in `symbols`).  Equal formulas share one entry.  The table is plain data; everything else in a
+Entry i of the table is `op[i]` of `a[i]` and `b[i]`, which name earlier entries, except for constants (a is the value) and
+symbols (a is the symbol's place in `symbols`).  Equal formulas share one entry.  The table is plain data; everything else in a
 program refers to sizes by their index in it.
 """
 
@@ -21,8 +21,14 @@ Values: TypeAlias = NDArray[np.int64]
 
 CONSTANT, SYMBOL, ADD, MULTIPLY, DIVIDE, REMAINDER, MINIMUM, MAXIMUM = range(8)
 _CALLS = {"div": DIVIDE, "mod": REMAINDER, "min": MINIMUM, "max": MAXIMUM}
-_UFUNCS = {ADD: np.add, MULTIPLY: np.multiply, DIVIDE: np.floor_divide, REMAINDER: np.remainder, MINIMUM: np.minimum,
-           MAXIMUM: np.maximum}
+_UFUNCS = {
+    ADD: np.add,
+    MULTIPLY: np.multiply,
+    DIVIDE: np.floor_divide,
+    REMAINDER: np.remainder,
+    MINIMUM: np.minimum,
+    MAXIMUM: np.maximum,
+}
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,9 @@ class Formulas:
             depth.append(0 if op <= SYMBOL else 1 + max(depth[self.a[i]], depth[self.b[i]]))
             if op > SYMBOL:
                 groups.setdefault((depth[i], op), []).append(i)
-        return tuple((_UFUNCS[op], *(np.array(x, np.intp) for x in (where, [self.a[i] for i in where], [self.b[i] for i in where])))
-                     for (_, op), where in sorted(groups.items()))
+        a, b = np.array(self.a, np.intp), np.array(self.b, np.intp)
+        found = [(op, np.array(where, np.intp)) for (_, op), where in sorted(groups.items())]
+        return tuple((_UFUNCS[op], where, a[where], b[where]) for op, where in found)
 
     def evaluate(self, sizes: Mapping[str, int]) -> Values:
         """The value of every entry; a symbol that `sizes` does not name counts as 0, as does a quotient by 0."""

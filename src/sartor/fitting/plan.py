@@ -149,8 +149,10 @@ class Blueprint:
             output_stages=tuple(data["output_stages"]),
             buffers=_rows(Buffer, data["buffers"]),
             steps=_rows(Step, data["steps"]),
-            hosts=tuple(HostStep(layer, tuple(i), tuple(o), node, tuple((s, a, b) for s, a, b in defines))
-                        for layer, i, o, node, defines in data["hosts"]),
+            hosts=tuple(
+                HostStep(layer, tuple(i), tuple(o), node, tuple((s, a, b) for s, a, b in defines))
+                for layer, i, o, node, defines in data["hosts"]
+            ),
             stages=tuple(_rows(Item, stage) for stage in data["stages"]),
             slots=Slots(*map(tuple, data["slots"])),
             tables=_rows(Table, data["tables"]),

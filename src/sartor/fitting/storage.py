@@ -73,7 +73,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class _Link:
-    """A value lies in `parent` from this row and column on; `flat`: with rows of its own length, so that `parent` must be dense."""
+    """A value lies in `parent` from this row and column on; `flat`: in rows of its own length, so `parent` must be dense."""
 
     parent: str
     row: Dim = 0
@@ -112,7 +112,7 @@ class _Planner:
         self.copies_before: dict[str, list[Layer]] = {}  # name of a layer -> layers to put before it
         self.copies_after: dict[str, list[Layer]] = {}
         self.gone: set[str] = set()  # names of layers that became views
-        self.fixed: dict[str, tuple[RootKind, int]] = {name: ("constant", 0) for name in graph.constants}
+        self.fixed: dict[str, tuple[RootKind, int]] = dict.fromkeys(graph.constants, ("constant", 0))
         self.fixed |= {name: ("input", i) for i, name in enumerate(graph.inputs)}
         self.outputs = list(graph.outputs)
         self.producer = {v: layer for layer in graph.layers for v in layer.outputs if v}
@@ -236,7 +236,7 @@ class _Planner:
             if inside and size != source.shape[axis]:
                 return None
             inside = inside or size != 1
-            row = row + starts[axis] * product(source.shape[axis + 1:-1])
+            row = row + starts[axis] * product(source.shape[axis + 1 : -1])
         return _Link(layer.inputs[0], row, starts[-1])
 
     def link_concats(self) -> None:
@@ -291,8 +291,12 @@ class _Planner:
         for parent, start in chains[0].items():
             if self.stage[parent] != self.stage[layer.outputs[0]] and parent not in self.fixed:
                 continue
-            if all((at := chain.get(parent)) is not None and at.row - start.row == link.row and at.column - start.column == link.column
-                   for chain, (_, link) in zip(chains, pieces, strict=True)):
+            if all(
+                (at := chain.get(parent)) is not None
+                and at.row - start.row == link.row
+                and at.column - start.column == link.column
+                for chain, (_, link) in zip(chains, pieces, strict=True)
+            ):
                 return start
         return None
 

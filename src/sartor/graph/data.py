@@ -15,8 +15,12 @@ def problem_to_data(problem: Problem) -> dict[str, Any]:
     """The layer and the types of its values; contents of constants are left out."""
     layer = problem.layer
     return {
-        "name": layer.name, "kind": layer.kind, "inputs": list(layer.inputs), "outputs": list(layer.outputs),
-        "extra": list(layer.extra), "attributes": _encode(dict(layer.attributes)),
+        "name": layer.name,
+        "kind": layer.kind,
+        "inputs": list(layer.inputs),
+        "outputs": list(layer.outputs),
+        "extra": list(layer.extra),
+        "attributes": _encode(dict(layer.attributes)),
         "expression": _expression_to_data(layer.expression),
         "tensors": {name: [t.dtype, [to_data(d) for d in t.shape]] for name, t in problem.tensors.items()},
     }
@@ -24,8 +28,15 @@ def problem_to_data(problem: Problem) -> dict[str, Any]:
 
 def problem_from_data(data: Mapping[str, Any]) -> Problem:
     """The inverse of `problem_to_data`."""
-    layer = Layer(data["name"], data["kind"], tuple(data["inputs"]), tuple(data["outputs"]), _decode(data["attributes"]),
-                  _expression_from_data(data["expression"]), tuple(data["extra"]))
+    layer = Layer(
+        data["name"],
+        data["kind"],
+        tuple(data["inputs"]),
+        tuple(data["outputs"]),
+        _decode(data["attributes"]),
+        _expression_from_data(data["expression"]),
+        tuple(data["extra"]),
+    )
     tensors = {name: Tensor(dtype, tuple(from_data(d) for d in shape)) for name, (dtype, shape) in data["tensors"].items()}
     return Problem(layer, tensors, {})
 
@@ -61,7 +72,7 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(v) for v in value)
     if not isinstance(value, dict):
         return value
-    (kind, content), = value.items()
+    ((kind, content),) = value.items()
     if kind == "size":
         return from_data(content)
     return base64.b64decode(content) if kind == "bytes" else {k: _decode(v) for k, v in content}

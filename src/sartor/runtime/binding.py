@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sartor.errors import FeedError
 from sartor.fitting.arena import Arena, plan_arena
-from sartor.fitting.plan import ARENA, CONSTANT, INPUT, OUTPUT, SIZE, TABLE, ZEROS, Blueprint, Item, Plan, Table, Task
+from sartor.fitting.plan import ARENA, CONSTANT, INPUT, OUTPUT, TABLE, ZEROS, Blueprint, Item, Plan, Table, Task
 from sartor.runtime.executor import (
     TASK_ARGS,
     TASK_CHUNK,
@@ -50,7 +50,9 @@ class Layout:
         self.segments = _segments(self.items)
         chosen = [i for step in steps for i in range(step.first, step.first + step.count)]
         slots = blueprint.slots
-        self.kind, self.index, self.formula = (np.array([c[i] for i in chosen], np.int64) for c in (slots.kind, slots.index, slots.formula))
+        self.kind, self.index, self.formula = (
+            np.array([c[i] for i in chosen], np.int64) for c in (slots.kind, slots.index, slots.formula)
+        )
         self.first = np.cumsum([0, *(step.count for step in steps)])[:-1]
         self.functions = np.array([program.code.address(program.kernels[step.kernel]) for step in steps], np.int64)
         columns = [(s.extent, s.grain, s.chunk, s.scratch, s.multiply_adds, s.working_set) for s in steps]
@@ -158,8 +160,12 @@ class Binder:
     def _input_symbols(self) -> list[tuple[int, int, str]]:
         """(input, axis, symbol) for each input dimension that is a symbol alone."""
         names = dict(self.blueprint.formulas.symbol_entries)
-        return [(k, axis, names[entry]) for k, number in enumerate(self.blueprint.inputs)
-                for axis, entry in enumerate(self.blueprint.values[number].shape) if entry in names]
+        return [
+            (k, axis, names[entry])
+            for k, number in enumerate(self.blueprint.inputs)
+            for axis, entry in enumerate(self.blueprint.values[number].shape)
+            if entry in names
+        ]
 
     def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """What the shapes of all inputs, in order, say about symbols.
@@ -182,8 +188,10 @@ class Binder:
                 raise FeedError(self._misfit(number, shape, sizes))
         for a, b in blueprint.conditions:
             if values[a] != values[b]:
-                raise FeedError(f"the network cannot work at the sizes {_sizes_text(sizes)}: two tensors that are combined would have "
-                                f"{values[a]} and {values[b]} elements in one dimension")
+                raise FeedError(
+                    f"the network cannot work at the sizes {_sizes_text(sizes)}: two tensors that are combined would have "
+                    f"{values[a]} and {values[b]} elements in one dimension"
+                )
         return sizes
 
     def _misfit(self, number: int, shape: Sequence[int], sizes: Mapping[str, int] | None = None) -> str:
@@ -201,7 +209,7 @@ class Binder:
         offsets = dict(zip(layout.buffers.tolist(), arena.offsets, strict=True))
         tables, length = self._place_tables(layout, values)
         block = np.zeros(length, np.int64)
-        words = block[:len(layout.kind)]
+        words = block[: len(layout.kind)]
         words[:] = values[layout.formula]
         words[layout.where[CONSTANT]] += self._weights_address
         words[layout.where[ZEROS]] = self._zeros_address(words[layout.where[ZEROS]])
@@ -214,8 +222,20 @@ class Binder:
             self._fill_table(layout.tables[number], values, block[start:], start, (offsets, before, patches, arena_words))
         tasks, scratch, seconds = self._tasks(layout, values)
         return BoundStage(
-            layout, values, arena, block, np.concatenate([*arena_words, np.empty(0, np.intp)]), layout.where[TABLE], patches.finish(), tasks,
-            scratch, 1 if seconds < _SMALL_RUN else self.threads, seconds < _HELD_RUN, self._outputs(stage, values), self._zeros, offsets,
+            layout,
+            values,
+            arena,
+            block,
+            np.concatenate([*arena_words, np.empty(0, np.intp)]),
+            layout.where[TABLE],
+            patches.finish(),
+            tasks,
+            scratch,
+            1 if seconds < _SMALL_RUN else self.threads,
+            seconds < _HELD_RUN,
+            self._outputs(stage, values),
+            self._zeros,
+            offsets,
         )
 
     # --- addresses ---
@@ -230,8 +250,15 @@ class Binder:
             self._zeros = _aligned(wanted)  # bound stages keep the one they were bound with
         return int(self._zeros.ctypes.data)
 
-    def _fill_pointers(self, layout: Layout, words: Words, offsets: Mapping[int, int], before: Sequence[BoundStage], patches: _Patches,
-                       arena_words: list[NDArray[np.intp]]) -> None:
+    def _fill_pointers(
+        self,
+        layout: Layout,
+        words: Words,
+        offsets: Mapping[int, int],
+        before: Sequence[BoundStage],
+        patches: _Patches,
+        arena_words: list[NDArray[np.intp]],
+    ) -> None:
         where = layout.where[ARENA]
         numbers = layout.index[where]
         if not before:
@@ -241,7 +268,7 @@ class Binder:
             arena_words.append(where)
         else:
             for word, number in zip(where.tolist(), numbers.tolist(), strict=True):
-                self._point(number, np.array([word]), words[word:word + 1], (offsets, before, patches, arena_words))
+                self._point(number, np.array([word]), words[word : word + 1], (offsets, before, patches, arena_words))
                 words[word] += self._buffer_offset(number, offsets, before)
         for kind in (INPUT, OUTPUT):
             where = layout.where[kind]
@@ -275,7 +302,8 @@ class Binder:
     def _fill_table(self, table: Table, values: Words, block: Words, start: int, context: _Context) -> None:
         value = self.blueprint.values[table.value]
         images, height, pixels, before, after = (
-            int(values[f]) for f in (table.images, table.height, table.row_pixels, table.before, table.after))
+            int(values[f]) for f in (table.images, table.height, table.row_pixels, table.before, table.after)
+        )
         count = before + height + after
         if images <= 0 or count <= 0:
             return
@@ -283,7 +311,7 @@ class Binder:
         inside = (row >= 0) & (row < height)
         step = pixels * int(values[value.pitch]) * BYTES[value.dtype]
         rows = (np.arange(images)[:, None] * height + row) * step + int(values[value.offset])
-        block[:images * count] = np.where(inside, rows, 0).reshape(-1)
+        block[: images * count] = np.where(inside, rows, 0).reshape(-1)
         where = np.flatnonzero(np.broadcast_to(inside, rows.shape).reshape(-1))
         if value.root == ARENA:
             self._point(value.index, where + start, block[where], context)
@@ -310,8 +338,11 @@ class Binder:
 
     def _outputs(self, stage: int, values: Words) -> tuple[OutputArray, ...]:
         blueprint = self.blueprint
-        return tuple(OutputArray(i, tuple(values[list(blueprint.values[number].shape)].tolist()), to_numpy(blueprint.values[number].dtype))
-                     for i, (number, known) in enumerate(zip(blueprint.outputs, blueprint.output_stages, strict=True)) if known == stage)
+        return tuple(
+            OutputArray(i, tuple(values[list(blueprint.values[number].shape)].tolist()), to_numpy(blueprint.values[number].dtype))
+            for i, (number, known) in enumerate(zip(blueprint.outputs, blueprint.output_stages, strict=True))
+            if known == stage
+        )
 
     # --- what the plan shows ---
 
@@ -334,8 +365,14 @@ class Binder:
     def _native_task(self, number: int, bound: BoundStage) -> Task:
         step, values = self.blueprint.steps[number], bound.values
         layer = self.program.layers[step.layer]
-        return Task(layer.name, "copy" if layer.copies else "compute", int(values[step.working_set]), int(values[step.multiply_adds]),
-                    int(values[step.extent]), int(values[step.grain]))
+        return Task(
+            layer.name,
+            "copy" if layer.copies else "compute",
+            int(values[step.working_set]),
+            int(values[step.multiply_adds]),
+            int(values[step.extent]),
+            int(values[step.grain]),
+        )
 
     def _host_task(self, number: int, bound: BoundStage) -> Task:
         host = self.blueprint.hosts[number]
@@ -365,7 +402,7 @@ def _aligned(count: int) -> NDArray[np.uint8]:
     """Zero bytes from a multiple of 64 on."""
     memory = np.zeros(count + 64, np.uint8)
     lead = -memory.ctypes.data % 64
-    return memory[lead:lead + count]
+    return memory[lead : lead + count]
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:

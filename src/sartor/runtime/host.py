@@ -38,6 +38,8 @@ class HostRunner:
             results = evaluate_layer(self.problem, inputs, sizes)
         except SartorError:
             raise
-        except Exception as problem:  # noqa: BLE001  whatever ONNX's reference raises, the layer's name must be told
-            raise SartorError(f"the step {layer.name}, which runs on the host, failed: {type(problem).__name__}: {problem}") from problem
+        except Exception as problem:
+            raise SartorError(
+                f"the step {layer.name}, which runs on the host, failed: {type(problem).__name__}: {problem}"
+            ) from problem
         return [np.asarray(results[name]) if name else None for name in layer.outputs]

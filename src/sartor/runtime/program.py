@@ -137,8 +137,9 @@ class Program:
     def __repr__(self) -> str:
         shapes = [", ".join(f"{name}: {tensor}" for name, tensor in side.items()) for side in (self.inputs, self.outputs)]
         fallbacks = f", {len(self.fallbacks)} fallbacks" if self.fallbacks else ""
-        return (f"<Program {self.name or 'unnamed'}: {shapes[0]} -> {shapes[1]}; {len(self.layers)} layers, {self.isa}, {self.precision}, "
-                f"{self.threads} thread{'s' if self.threads > 1 else ''}{fallbacks}>")
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        facts = f"{len(self.layers)} layers, {self.isa}, {self.precision}, {threads}{fallbacks}"
+        return f"<Program {self.name or 'unnamed'}: {shapes[0]} -> {shapes[1]}; {facts}>"
 
     # --- files ---
 
@@ -174,11 +175,20 @@ class Program:
 
     def _header(self, code: bytes) -> dict[str, Any]:
         return {
-            "name": self.name, "isa": self.isa, "machine": self.machine, "threads": self.threads, "precision": self.precision,
-            "inputs": _tensors_to_data(self.inputs), "outputs": _tensors_to_data(self.outputs),
-            "layers": [asdict(layer) for layer in self.layers], "versions": dict(self.versions),
-            "blueprint": self.blueprint.to_data(), "kernels": list(self.kernels), "symbols": dict(self.symbols),
-            "code": [len(code), zlib.crc32(code)], "weights": [len(self.weights), zlib.crc32(self.weights.data)],
+            "name": self.name,
+            "isa": self.isa,
+            "machine": self.machine,
+            "threads": self.threads,
+            "precision": self.precision,
+            "inputs": _tensors_to_data(self.inputs),
+            "outputs": _tensors_to_data(self.outputs),
+            "layers": [asdict(layer) for layer in self.layers],
+            "versions": dict(self.versions),
+            "blueprint": self.blueprint.to_data(),
+            "kernels": list(self.kernels),
+            "symbols": dict(self.symbols),
+            "code": [len(code), zlib.crc32(code)],
+            "weights": [len(self.weights), zlib.crc32(self.weights.data)],
         }
 
     @staticmethod
@@ -240,8 +250,10 @@ def check_machine(isa: str, machine: str, what: str) -> None:
 
 
 def _lack(what: str, isa: str, found: tuple[str, ...]) -> str:
-    return (f"{what} needs the instruction set {isa}, which this machine lacks (it has {', '.join(found)}); "
-            f"compile the model again with isa=\"{found[-1]}\"")
+    return (
+        f"{what} needs the instruction set {isa}, which this machine lacks (it has {', '.join(found)}); "
+        f'compile the model again with isa="{found[-1]}"'
+    )
 
 
 def _read_header(name: str) -> tuple[dict[str, Any], int, int]:
@@ -250,7 +262,7 @@ def _read_header(name: str) -> tuple[dict[str, Any], int, int]:
         with open(name, "rb") as file:
             prefix = file.read(_PREFIX.size)
             size = os.fstat(file.fileno()).st_size
-            if prefix[:len(MAGIC)] != MAGIC:
+            if prefix[: len(MAGIC)] != MAGIC:
                 raise ProgramError(f"{name} is not a Sartor program")
             if len(prefix) < _PREFIX.size:
                 raise ProgramError(f"{name} is damaged: it ends after {size} bytes")
@@ -267,11 +279,25 @@ def _read_header(name: str) -> tuple[dict[str, Any], int, int]:
 
 
 def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: str, code_place: tuple[int, int]) -> Program:
-    layers = tuple(LayerInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in layer.items()}) for layer in header["layers"])
+    plain: list[dict[str, Any]] = header["layers"]
+    layers = tuple(LayerInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in layer.items()}) for layer in plain)
     return Program(
-        header["name"], header["isa"], header["machine"], header["threads"], header["precision"],
-        _tensors_from_data(header["inputs"]), _tensors_from_data(header["outputs"]), layers, header["versions"],
-        Blueprint.from_data(header["blueprint"]), tuple(header["kernels"]), header["symbols"], weights, None, path, code_place,
+        header["name"],
+        header["isa"],
+        header["machine"],
+        header["threads"],
+        header["precision"],
+        _tensors_from_data(header["inputs"]),
+        _tensors_from_data(header["outputs"]),
+        layers,
+        header["versions"],
+        Blueprint.from_data(header["blueprint"]),
+        tuple(header["kernels"]),
+        header["symbols"],
+        weights,
+        None,
+        path,
+        code_place,
     )
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +53,21 @@ class Context:
             patch[:, 0] = patch[:, 0] * 8 + start
         tasks = bound.tasks.copy()
         tasks[:, TASK_ARGS] += start
-        slabs = scratch[:bound.threads]
+        slabs = scratch[: bound.threads]
         self.runners: list[Runner | None] = []
         for first, end in bound.layout.segments:
             if end < 0:
                 self.runners.append(None)
                 continue
             # The caller's addresses are written once, by the first native segment.
-            runner = Runner(program.code, tasks[first:end], threads=bound.threads, scratch=slabs, patches=patches,
-                            releases_lock=not bound.holds_lock)
+            runner = Runner(
+                program.code,
+                tasks[first:end],
+                threads=bound.threads,
+                scratch=slabs,
+                patches=patches,
+                releases_lock=not bound.holds_lock,
+            )
             self.runners.append(runner)
         self.call = self.runners[0].native if self.runners and self.runners[0] else _not_native
 
@@ -96,14 +102,18 @@ class Memory:
                 self.contexts.clear()
                 self.scratch = _slabs(max(self.scratch.shape[0], bound.threads), max(self.scratch.shape[1], bound.scratch_bytes))
         except (MemoryError, ValueError):
-            raise SartorError(f"there is not enough memory for these sizes: the network needs {bound.arena.bytes} bytes between its "
-                              f"layers and {bound.threads} times {bound.scratch_bytes} bytes of scratch") from None
+            raise SartorError(
+                f"there is not enough memory for these sizes: the network needs {bound.arena.bytes} bytes between its "
+                f"layers and {bound.threads} times {bound.scratch_bytes} bytes of scratch"
+            ) from None
 
 
 class _Ready:
     """A plan that is bound, with what a call must bring to use it."""
 
-    def __init__(self, program: Program, shapes: Shapes, sizes: dict[str, int], first: BoundStage, dtypes: Sequence[np.dtype[Any]]) -> None:
+    def __init__(
+        self, program: Program, shapes: Shapes, sizes: dict[str, int], first: BoundStage, dtypes: Sequence[np.dtype[Any]]
+    ) -> None:
         names = list(program.inputs)
         self.sizes = sizes
         self.first = first
@@ -175,7 +185,12 @@ class Session:
             arrays = []
             for name, shape, dtype in ready.expected:
                 array = feeds.get(name)
-                if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape or array.flags.num & _READY != _READY:
+                if (
+                    type(array) is not np.ndarray
+                    or array.dtype is not dtype
+                    or array.shape != shape
+                    or array.flags.num & _READY != _READY
+                ):
                     break
                 arrays.append(array)
             else:
@@ -187,7 +202,9 @@ class Session:
     def __call__(self, *arrays: Array) -> Any:
         """Computes the network for arrays in the order of its inputs; returns the output, or a tuple of several."""
         if len(arrays) != len(self._input_names):
-            raise FeedError(f"{len(arrays)} arrays came; the network has {len(self._input_names)} inputs: {', '.join(self._input_names)}")
+            raise FeedError(
+                f"{len(arrays)} arrays came; the network has {len(self._input_names)} inputs: {', '.join(self._input_names)}"
+            )
         results = tuple(self.run(dict(zip(self._input_names, arrays, strict=True))).values())
         return results[0] if len(results) == 1 else results
 
@@ -241,7 +258,7 @@ class Session:
     def _check_out(self, out: Mapping[str, Array], inputs: list[Array]) -> dict[int, Array]:
         """The arrays given for outputs by number; inputs that overlap one are copied."""
         values = self.program.blueprint.values
-        found = {}
+        found: dict[int, Array] = {}
         for name, array in out.items():
             if name not in self.program.outputs:
                 raise FeedError(f"the network has no output {name}; it has {', '.join(self._output_names)}")
@@ -262,8 +279,10 @@ class Session:
         for output in bound.outputs:
             array = given.get(output.index)
             if array is not None and array.shape != output.shape:
-                raise FeedError(f"the array for the output {self._output_names[output.index]} has the shape {list(array.shape)}; "
-                                f"expected {list(output.shape)}")
+                raise FeedError(
+                    f"the array for the output {self._output_names[output.index]} has the shape {list(array.shape)}; "
+                    f"expected {list(output.shape)}"
+                )
 
     # --- plans ---
 
@@ -341,7 +360,7 @@ class Session:
         self._pool.clear()
         self._plans.clear()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -354,7 +373,9 @@ class Session:
 class _Run:
     """One run stage by stage and segment by segment."""
 
-    def __init__(self, session: Session, ready: _Ready, inputs: list[Array], given: Mapping[int, Array], profiled: bool = False) -> None:
+    def __init__(
+        self, session: Session, ready: _Ready, inputs: list[Array], given: Mapping[int, Array], profiled: bool = False
+    ) -> None:
         self.session, self.ready, self.inputs, self.given, self.profiled = session, ready, inputs, given, profiled
         self.program = session.program
         self.outputs: list[Array] = [np.empty(0, np.uint8)] * len(session._output_names)
@@ -415,8 +436,10 @@ class _Run:
                 continue
             place = self.view(v)
             if place.shape != result.shape:
-                raise SartorError(f"the step {self.program.layers[step.layer].name} made {values[v].name} of the shape {list(result.shape)}; "
-                                  f"expected {list(place.shape)}")
+                raise SartorError(
+                    f"the step {self.program.layers[step.layer].name} made {values[v].name} of the shape {list(result.shape)}; "
+                    f"expected {list(place.shape)}"
+                )
             place[...] = result
         return arrived
 
@@ -475,7 +498,7 @@ def _aligned(count: int) -> Array:
     """Uninitialised bytes from a multiple of 64 on."""
     memory = np.empty(count + 64, np.uint8)
     lead = -memory.ctypes.data % 64
-    return memory[lead:lead + count]
+    return memory[lead : lead + count]
 
 
 def _slabs(threads: int, count: int) -> Array:

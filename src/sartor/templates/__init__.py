@@ -8,6 +8,7 @@ from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.templates.base import Template
 from sartor.templates.convolution import CONVOLUTION
+from sartor.templates.depthwise import DEPTHWISE
 from sartor.templates.elementwise import Elementwise
 from sartor.templates.gemm import GEMM
 from sartor.templates.normalize import Normalize
@@ -19,6 +20,7 @@ from sartor.templates.winograd import WINOGRAD
 TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
     GEMM,
+    DEPTHWISE,
     WINOGRAD,
     CONVOLUTION,
     Pool(),

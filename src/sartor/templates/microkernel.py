@@ -165,6 +165,36 @@ def by_height(builder: Builder, tile: Tile, height: Value, body: Callable[[int],
     rest(tile.rows)
 
 
+def is_cheap(epilogue: Epilogue) -> bool:
+    """Whether the expression is short enough to be written out once a vector of results."""
+    expression = epilogue.expression
+    return expression is None or len(expression.nodes) - expression.operands <= CHEAP
+
+
+def store_pixels(builder: Builder, epilogue: Epilogue, output: Buffer, pitch: Value, results: Sequence[Value], row: Value,
+                 count: Value | None, column: Value, mask: Value | None = None) -> None:
+    """Stores one vector of raw results in each of the neighbouring rows `row`... of the output, the first `count` (None: all)."""
+    b, lanes = builder, results[0].type.lanes
+
+    def store(value: Value, pixel: Number) -> None:
+        finished = epilogue.apply(value, row + pixel, column, lanes, mask)
+        b.store(output, (row + pixel) * pitch + column, finished, mask)
+
+    if is_cheap(epilogue) and (mask is None or count is None):
+        for x, value in enumerate(results):
+            if count is None:
+                store(value, x)
+                continue
+            with b.branch(count > x):
+                store(value, x)
+        return
+    line = b.local("line", results[0].type.scalar, len(results) * lanes)
+    for x, value in enumerate(results):
+        b.store(line, x * lanes, value)
+    with b.loop("x", 0, len(results) if count is None else count, unroll=1) as x:
+        store(b.load(line, x * lanes, lanes), x)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a tile lies: its first row and column of the output, its height, and how many columns there are from its first on."""
@@ -188,8 +218,7 @@ class Output:
         self.epilogue = epilogue
         self.output = output
         self.pitch = pitch
-        expression = epilogue.expression
-        self.cheap = expression is None or len(expression.nodes) - expression.operands <= CHEAP
+        self.cheap = is_cheap(epilogue)
 
     def compute(self, place: Place, copy: Buffer, accumulate: Callable[[Accumulators], None], resume: Value | None = None,
                 last: Value | None = None) -> None:

@@ -1,0 +1,223 @@
+"""Depth-wise convolution: each channel by itself, vectors along channels, several pixels of a row at once.
+
+Inside the image the pixels under the windows of neighbouring outputs are loaded once for all of them, at constant distances.
+At borders the addresses of the pixels are collected first, padding being the address of zeros, and the same arithmetic runs
+over the addresses.  The last vector of channels is moved back so that it ends with the last channel.  The parallel extent is
+`channel blocks x output rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sartor.devices.device import Device
+from sartor.graph.layer import Problem
+from sartor.loops.language import Buffer, Builder, Type, Value
+from sartor.sizes import product
+from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.blocks import even, runs
+from sartor.templates.convolution import channels, kernel_shape
+from sartor.templates.expression_code import Epilogue, widen, working
+from sartor.templates.microkernel import store_pixels
+from sartor.templates.panels import working_array
+from sartor.templates.slots import Slots
+from sartor.templates.spatial import Window, WindowCode, window
+from sartor.types import BYTES
+
+Array = np.ndarray[Any, Any]
+
+MOST_TAPS = 64
+"""Windows with more taps run in loops over addresses instead of straight code."""
+
+
+class DepthwiseCode:
+    """Writes the kernel for `pixels` outputs at once."""
+
+    def __init__(self, slots: Slots, shape: Window, channel_count: int, pixels: int, blocks: int, lanes: int) -> None:
+        problem = slots.problem
+        self.pixels, self.lanes, self.few = pixels, lanes, channel_count < lanes
+        self.builder: Builder = slots.builder
+        self.window = WindowCode(slots, shape, compiled=True)
+        self.scalar = problem.input(0).dtype
+        self.zeros = slots.zeros("zeros", (channel_count + lanes) * BYTES[self.scalar], self.scalar)
+        self.weights = slots.constant("w", 0, working(self.scalar))
+        self.weight_pitch = slots.size("w_pitch", padded(channel_count, lanes))
+        self.y = slots.pointer("y", problem.layer.outputs[0])
+        self.y_pitch = slots.pitch("y_pitch", problem.layer.outputs[0])
+        self.channels = slots.size("channels", channel_count)
+        self.blocks = slots.size("blocks", blocks)
+        self.rows = slots.size("rows", output_rows(shape))
+        self.taps, self.wide = shape.taps, shape.width
+        self.row_taps = shape.taps // shape.width.kernel
+        steps = {t * shape.width.stride + k * shape.width.dilation for t in range(pixels) for k in range(shape.width.kernel)}
+        self.columns = sorted(steps) if shape.taps <= MOST_TAPS else []
+        self.row_table = self.builder.scratch_table(self.scalar)
+        self.insides = self.builder.scratch("i64", self.row_taps * 8)
+        self.addresses = self.builder.scratch_table(self.scalar, self.row_taps * 16)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes: addresses of the input's rows, whether each is inside, and addresses of pixels."""
+        return 8 * (2 * self.row_taps + (self.row_taps * len(self.columns) or self.taps * self.pixels))
+
+    def write(self, epilogue: Epilogue) -> None:
+        """Emits the whole body."""
+        b = self.builder
+        self.epilogue = epilogue
+        vectors = (self.channels + (self.lanes - 1)) // self.lanes
+        with runs(b, b.maximum(self.rows, 1)) as run:
+            block = even(b, vectors, self.blocks, run.outer)
+            span = block.start * self.lanes, (block.start + block.length) * self.lanes
+            with b.loop("row", run.first, run.last, unroll=1) as row:
+                self._row(row * self.window.width.out, span)
+
+    def _row(self, first_pixel: Value, span: tuple[Value, Value]) -> None:
+        """One row of output pixels, for the channels of `span`."""
+        b = self.builder
+        at = [v.get() for v in self.window.position(first_pixel)]
+        missing = b.variable("missing", b.constant(0, first_pixel.type))
+        with self.window.row_taps(at) as (number, entry, inside):
+            b.set_row(self.row_table, number, self.window.rows.row(entry))
+            b.store(self.insides, number, b.cast(inside, "i64"))
+            missing.set(missing.get() + b.cast(~inside, "i64"))
+        out = self.window.width.out
+        with b.loop("pixel", 0, out, self.pixels, unroll=1) as pixel:
+            column = pixel * self.wide.stride - self.window.width.before
+            count = b.minimum(out - pixel, self.pixels)
+            if self.columns:
+                self._run(first_pixel + pixel, count, column, missing.get().eq(0), span)
+            else:
+                self._collect_all(column)
+                self._channels(first_pixel + pixel, count, span, None)
+
+    def _run(self, place: Value, count: Value, column: Value, all_rows: Value, span: tuple[Value, Value]) -> None:
+        """One run of pixels: inside the image or at its border."""
+        b, pitch = self.builder, self.window.pitch
+        whole = all_rows & (column >= 0) & (column + self.columns[-1] < self.window.width.size) & count.eq(self.pixels)
+        with b.branch(whole):
+            rows = [self.row_table.row(r).at(column * pitch) for r in range(self.row_taps)]
+            self._channels(place, None, span, lambda r, i: rows[r].at(pitch * self.columns[i]))
+        with b.otherwise():
+            self._collect(column)
+            self._channels(place, count, span, lambda r, i: self.addresses.row(r * len(self.columns) + i))
+
+    # --- addresses at borders ---
+
+    def _collect(self, first: Value) -> None:
+        """The addresses of all columns under the windows, in all rows."""
+        b = self.builder
+        with b.loop("row_tap", 0, self.row_taps, unroll=1) as r:
+            row, inside = self.row_table.row(r), b.load(self.insides, r).ne(0)
+            for i, step in enumerate(self.columns):
+                b.set_row(self.addresses, r * len(self.columns) + i, self._pixel(row, inside, first + step))
+
+    def _collect_all(self, first: Value) -> None:
+        """The address of each tap of each pixel."""
+        b, wide = self.builder, self.wide
+        with b.loop("row_tap", 0, self.row_taps, unroll=1) as r:
+            row, inside = self.row_table.row(r), b.load(self.insides, r).ne(0)
+            with b.loop("tap", 0, wide.kernel, unroll=1) as k:
+                for t in range(self.pixels):
+                    address = self._pixel(row, inside, first + k * wide.dilation + t * wide.stride)
+                    b.set_row(self.addresses, (r * wide.kernel + k) * self.pixels + t, address)
+
+    def _pixel(self, row: Buffer, inside: Value, column: Value) -> Buffer:
+        valid = inside & (column >= 0) & (column < self.window.width.size)
+        return self.builder.select_buffer(valid, row.at(column * self.window.pitch), self.zeros)
+
+    # --- arithmetic ---
+
+    def _channels(self, place: Value, count: Value | None, span: tuple[Value, Value],
+                  address: Callable[[int, int], Buffer] | None) -> None:
+        """All channels of `span` of one run of pixels: `count` of them, None for all."""
+        b, lanes = self.builder, self.lanes
+        mask = b.first_lanes(self.channels, lanes) if self.few else None
+        with b.loop("channel", span[0], span[1], lanes, unroll=1) as c:
+            channel = c if self.few else b.minimum(c, self.channels - lanes)
+            results = self._loop(channel, mask) if address is None else self._straight(address, channel, mask)
+            store_pixels(b, self.epilogue, self.y, self.y_pitch, results, place, count, channel, mask)
+
+    def _straight(self, address: Callable[[int, int], Buffer], channel: Value, mask: Value | None) -> list[Value]:
+        b, lanes, wide = self.builder, self.lanes, self.wide
+        sums = [b.constant(0, Type(self.weights.scalar, lanes))] * self.pixels
+        for r in range(self.row_taps):
+            pixels = {step: widen(b, b.load(address(r, i), channel, lanes, mask)) for i, step in enumerate(self.columns)}
+            for k in range(wide.kernel):
+                weight = b.load(self.weights, self.weight_pitch * (r * wide.kernel + k) + channel, lanes)
+                sums = [b.fma(pixels[t * wide.stride + k * wide.dilation], weight, total) for t, total in enumerate(sums)]
+        return sums
+
+    def _loop(self, channel: Value, mask: Value | None) -> list[Value]:
+        b, lanes = self.builder, self.lanes
+        sums = [b.variable("sum", b.constant(0, Type(self.weights.scalar, lanes))) for _ in range(self.pixels)]
+        with b.loop("tap", 0, self.taps, unroll=1) as tap:
+            weight = b.load(self.weights, tap * self.weight_pitch + channel, lanes)
+            for t, total in enumerate(sums):
+                pixel = widen(b, b.load(self.addresses.row(tap * self.pixels + t), channel, lanes, mask))
+                total.set(b.fma(pixel, weight, total.get()))
+        return [total.get() for total in sums]
+
+
+def output_rows(shape: Window) -> Any:
+    """Rows of output pixels over the whole batch."""
+    return product((shape.batch, *(axis.out for axis in shape.leading), shape.height.out))
+
+
+def padded(count: int, lanes: int) -> int:
+    """`count` rounded up to whole vectors."""
+    return -(-count // lanes) * lanes
+
+
+class DepthwiseTemplate:
+    """Convolutions with one input and one output channel a group."""
+
+    name = "depthwise"
+
+    def applies(self, problem: Problem, device: Device) -> bool:
+        return (problem.layer.kind == "convolution" and problem.constant(1) is not None and problem.input(0).dtype != "bool"
+                and problem.input(0).dtype == problem.input(1).dtype and channels(problem)[1:] == (1, 1))
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space({"pixels": (4, 2, 3, 6, 8, 1), "channels": (0, 32, 64, 128, 256)})
+
+    def default(self, problem: Problem, device: Device) -> dict[str, Any]:
+        return {"pixels": 4, "channels": 0}
+
+    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
+        weights = problem.constant(1)
+        assert weights is not None
+        dtype = problem.input(1).dtype
+        count = weights.shape[-1]
+        matrix = working_array(weights, dtype).reshape(-1, count)
+        packed = np.zeros((matrix.shape[0], padded(count, device.lanes(working(dtype)))), matrix.dtype)
+        packed[:, :count] = matrix
+        return (packed,)
+
+    def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
+        shape = window(problem, kernel_shape(problem))
+        count = channels(problem)[0]
+        lanes = device.lanes(working(problem.input(0).dtype))
+        vectors = -(-count // lanes)
+        blocks = -(-vectors * lanes // int(config["channels"])) if config["channels"] else 1
+        blocks = min(blocks, vectors)
+        builder = Builder("depthwise")
+        slots = Slots(builder, problem)
+        code = DepthwiseCode(slots, shape, count, int(config["pixels"]), blocks, lanes)
+        epilogue = Epilogue(builder, problem)
+        code.write(epilogue)
+        return Implementation((KernelCall(
+            builder.finish(), (*slots.arguments, *epilogue.arguments()), extent=output_rows(shape) * blocks, scratch=code.scratch,
+            multiply_adds=product((shape.pixels, shape.taps, count)),
+            bytes=problem.input(0).bytes + problem.input(1).bytes + problem.output().bytes),))
+
+    def contiguous(self, problem: Problem, value: str) -> bool:
+        return False
+
+    def in_place(self, problem: Problem, value: str) -> bool:
+        return False
+
+
+DEPTHWISE = DepthwiseTemplate()

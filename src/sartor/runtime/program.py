@@ -280,7 +280,7 @@ def _read_header(name: str) -> tuple[dict[str, Any], int, int]:
 
 def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: str, code_place: tuple[int, int]) -> Program:
     plain: list[dict[str, Any]] = header["layers"]
-    layers = tuple(LayerInfo(**{k: tuple(v) if isinstance(v, list) else v for k, v in layer.items()}) for layer in plain)
+    layers = tuple(LayerInfo(**_frozen(layer)) for layer in plain)
     return Program(
         header["name"],
         header["isa"],
@@ -299,6 +299,10 @@ def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: st
         path,
         code_place,
     )
+
+
+def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
 
 
 def _tensors_to_data(tensors: Mapping[str, Tensor]) -> list[Any]:

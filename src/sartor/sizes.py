@@ -34,10 +34,10 @@ class Atom:
     def __str__(self) -> str:
         if self.op == "symbol":
             return str(self.args[0])
-        if self.op == "div":
-            return f"({self.args[0]})//({self.args[1]})"
-        if self.op == "mod":
-            return f"({self.args[0]})%({self.args[1]})"
+        if self.op in ("div", "mod"):
+            a, b = (f"({x})" if isinstance(x, Size) and (len(x.terms) > 1 or len(x.terms[0][0]) > 1 or x.terms[0][1] != 1)
+                    else str(x) for x in self.args)
+            return f"({a} {'//' if self.op == 'div' else '%'} {b})"
         return f"{self.op}({self.args[0]}, {self.args[1]})"
 
 

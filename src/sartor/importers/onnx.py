@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -20,7 +20,7 @@ import onnx.external_data_helper
 import onnx.inliner
 import onnx.numpy_helper
 import onnx_ir
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from sartor.errors import ModelError, UnsupportedError
 
@@ -164,7 +164,7 @@ def _byte_count(tensor: onnx.TensorProto) -> int | None:
         data_type = onnx_ir.DataType(tensor.data_type)
     except ValueError:
         return None
-    return -(-prod(tensor.dims) * round(data_type.itemsize * 8) // 8)
+    return -(-int(prod(tensor.dims)) * round(data_type.itemsize * 8) // 8)
 
 
 def _check_tensor(tensor: onnx.TensorProto, folder: Path | None, what: str) -> None:
@@ -225,7 +225,7 @@ def _densify(graph: onnx.GraphProto) -> None:
     graph.ClearField("sparse_initializer")
 
 
-def dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray:  # type: ignore[type-arg]
+def dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray[Any, Any]:
     """The dense array of a sparse tensor (indices linear, or one row of coordinates a value)."""
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
@@ -236,7 +236,8 @@ def dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray:  # type: ignore[t
         else:
             dense.reshape(-1)[indices] = values
     except (IndexError, ValueError) as error:
-        raise ModelError(f"sparse tensor {sparse.values.name!r} has indices that do not fit its shape {list(sparse.dims)}") from error
+        raise ModelError(f"sparse tensor {sparse.values.name!r} has indices that do not fit its shape {list(sparse.dims)}"
+                         ) from error
     return dense
 
 

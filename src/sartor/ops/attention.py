@@ -6,7 +6,7 @@ import math
 
 from sartor.errors import ModelError
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Size, floordiv
 
@@ -28,7 +28,7 @@ def _heads(context: Context, call: Call, value: str, attribute: str) -> str:
 def _attention(context: Context, call: Call) -> None:
     windows = call.get("left_window_size", -1), call.get("right_window_size", -1)
     if any(call.input(i) for i in (4, 5, 6)) or any(call.outputs[1:]) or call.get("softcap", 0.0) or windows != (-1, -1):
-        raise Declined(f"{call} uses a cache, a soft cap, a window or more outputs")
+        raise DeclinedError(f"{call} uses a cache, a soft cap, a window or more outputs")
     q, k, v = (_heads(context, call, value, name) for value, name in
                zip(call.inputs[:3], ("q_num_heads", "kv_num_heads", "kv_num_heads"), strict=True))
     dtype = context.dtype(q)
@@ -46,7 +46,7 @@ def _attention(context: Context, call: Call) -> None:
         rows, places = context.reshape(context.arange(queries), (queries, 1)), context.arange(keys)
         mask, causal = context.elementwise([places, rows], lambda e, t, s: e("le", t, s), (queries, keys), suffix="causal"), False
     if causal and queries != keys:
-        raise Declined(f"{call} is causal between sequences of different lengths, with a mask")
+        raise DeclinedError(f"{call} is causal between sequences of different lengths, with a mask")
     if mask:
         context.broadcast([context.shape(mask), (batch, heads, queries, keys)])
     result = Tensor(dtype, (batch, queries, heads, columns))

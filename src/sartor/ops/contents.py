@@ -1,7 +1,7 @@
 """Shape arithmetic: small integer values followed as formulas instead of being computed at run time.
 
 Each evaluator takes the node and the contents of its inputs (object arrays of Dims, bools, and `Ratio`s where a model computes
-sizes in floating point; None for an absent input) and returns the contents of the output.  It raises `Undecided` where the
+sizes in floating point; None for an absent input) and returns the contents of the output.  It raises `UndecidedError` where the
 answer depends on the value of a symbol.
 """
 
@@ -18,7 +18,7 @@ from sartor.ops.context import CONTENT_LIMIT, FLOATS, Array, Call, Context, Rati
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
 
-class Undecided(Exception):
+class UndecidedError(Exception):
     """The contents depend on the value of a symbol."""
 
 
@@ -45,7 +45,7 @@ def propagate(context: Context, call: Call) -> bool:
         evaluator = _map(_divide_exactly)
     try:
         results = evaluator(call, inputs)
-    except Undecided:
+    except UndecidedError:
         return False
     results = results if isinstance(results, list) else [results]
     if any(r.size > CONTENT_LIMIT for r in results):
@@ -60,13 +60,10 @@ def as_object(values: Any) -> Array:
     """An object array of a Dim, a list of Dims, or an array."""
     if isinstance(values, np.ndarray):
         return values.astype(object)
-    if not isinstance(values, list):
-        out = np.empty((), object)
-        out[()] = values
-        return out
-    out = np.empty(len(values), object)
-    out[:] = values
-    return out
+    flat = values if isinstance(values, list) else [values]
+    out = np.empty(len(flat), object)
+    out[:] = flat
+    return out if isinstance(values, list) else out.reshape(())
 
 
 def _result_type(context: Context, call: Call) -> str:
@@ -101,7 +98,7 @@ def _parts(x: Any) -> tuple[Dim, int]:
     if isinstance(x, Ratio):
         return x.numerator, x.denominator
     if isinstance(x, float):
-        raise Undecided
+        raise UndecidedError
     return x, 1
 
 
@@ -124,18 +121,18 @@ def _divide_exactly(a: Any, b: Any) -> Any:
     (an, ad), (bn, bd) = _parts(a), _parts(b)
     if not isinstance(bn, Size):
         if bn == 0:
-            raise Undecided
+            raise UndecidedError
         exact = Fraction(bd, bn)
         return ratio(an * exact.numerator, ad * exact.denominator)
     if modulo(an * bd, bn) != 0:
-        raise Undecided
+        raise UndecidedError
     return ratio(floordiv(an * bd, bn), ad)
 
 
 def _divide(a: Dim, b: Dim) -> Dim:
     """Integer division as ONNX has it: toward zero for numbers, and for sizes, which are not negative, downward."""
     if b == 0:
-        raise Undecided
+        raise UndecidedError
     if isinstance(a, Size) or isinstance(b, Size):
         return floordiv(a, b)
     quotient = abs(a) // abs(b)
@@ -157,7 +154,7 @@ def _truncate(a: Any) -> Any:
     if at_least(numerator, 0):
         return floordiv(numerator, denominator)
     if isinstance(numerator, Size):
-        raise Undecided
+        raise UndecidedError
     return -(-numerator // denominator)
 
 
@@ -182,7 +179,7 @@ def _not_equal(a: Any, b: Any) -> bool:
         return difference != 0
     if at_least(difference, 1) or at_least(difference * -1, 1):
         return True
-    raise Undecided
+    raise UndecidedError
 
 
 def _less(a: Any, b: Any) -> bool:
@@ -192,7 +189,7 @@ def _less(a: Any, b: Any) -> bool:
         return True
     if at_least(difference * -1, 0):
         return False
-    raise Undecided
+    raise UndecidedError
 
 
 _PREDICATES: dict[str, Callable[[Any, Any], bool]] = {
@@ -210,7 +207,7 @@ def _absolute(a: Any) -> Any:
         return a
     if at_least(numerator * -1, 0):
         return ratio(numerator * -1, denominator)
-    raise Undecided
+    raise UndecidedError
 
 
 # --- evaluators ------------------------------------------------------------------------------------------------------------
@@ -245,7 +242,7 @@ def _reduce(function: Callable[[Any, Any], Any]) -> Callable[[Call, list[Any]], 
         out = data
         for axis in sorted((a % data.ndim for a in axes), reverse=True):
             if out.shape[axis] == 0:
-                raise Undecided
+                raise UndecidedError
             out = np.frompyfunc(function, 2, 1).reduce(out, axis=axis, keepdims=keep)
         return as_object(out)
 
@@ -255,7 +252,7 @@ def _reduce(function: Callable[[Any, Any], Any]) -> Callable[[Call, list[Any]], 
 def _cast(call: Call, inputs: list[Any]) -> Array:
     to = _CASTS.get(call["to"])
     if to is None:
-        raise Undecided
+        raise UndecidedError
     if to in FLOATS:
         return _map(lambda a: int(a) if isinstance(a, bool) else a)(call, inputs)
     if to == "bool":
@@ -272,12 +269,12 @@ def _gather(call: Call, inputs: list[Any]) -> Array:
     try:
         return as_object(np.take(data, _integers(indices), axis=call.get("axis", 0)))
     except IndexError:
-        raise Undecided from None
+        raise UndecidedError from None
 
 
 def _integers(values: Any) -> Array:
     if any(isinstance(d, Size | Ratio) for d in values.reshape(-1)):
-        raise Undecided
+        raise UndecidedError
     return np.array(values.tolist(), np.int64).reshape(values.shape)
 
 
@@ -347,24 +344,24 @@ def _constant_of_shape(call: Call, inputs: list[Any]) -> Array:
     array = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy())
     shape = _integer_list(inputs[0])
     if array.dtype != np.int64 or int(np.prod(shape)) > CONTENT_LIMIT:
-        raise Undecided
+        raise UndecidedError
     return np.full(shape, int(array.reshape(-1)[0]), object)
 
 
 def _expand(call: Call, inputs: list[Any]) -> Array:
     shape = np.broadcast_shapes(inputs[0].shape, tuple(_integer_list(inputs[1])))
     if int(np.prod(shape)) > CONTENT_LIMIT:
-        raise Undecided
+        raise UndecidedError
     return np.array(np.broadcast_to(inputs[0], shape))
 
 
 def _range(call: Call, inputs: list[Any]) -> Array:
     start, limit, delta = (x.reshape(-1)[0] for x in inputs)
     if not isinstance(delta, int) or delta == 0 or isinstance(start, Ratio) or isinstance(limit, Ratio):
-        raise Undecided
+        raise UndecidedError
     count = ceildiv(limit - start, delta) if delta > 0 else ceildiv(start - limit, -delta)
     if isinstance(count, Size) or count > CONTENT_LIMIT:
-        raise Undecided
+        raise UndecidedError
     return as_object([start + i * delta for i in range(max(count, 0))])
 
 
@@ -383,8 +380,8 @@ def _tile(call: Call, inputs: list[Any]) -> Array:
 
 def _remainder(call: Call, inputs: list[Any]) -> Array:
     if call.get("fmod", 0):
-        raise Undecided
-    return _map(lambda a, b: modulo(a, b))(call, inputs)
+        raise UndecidedError
+    return _map(modulo)(call, inputs)
 
 
 EVALUATORS: dict[str, Callable[[Call, list[Any]], Array | list[Array]]] = {

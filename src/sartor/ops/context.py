@@ -36,13 +36,13 @@ FLOATS = ("f32", "f64", "f16")
 CONTENT_LIMIT = 4096  # elements up to which integer constants are also seen as contents
 
 
-class Declined(Exception):
+class DeclinedError(Exception):
     """Raised by an operator function that has no layers for this case: the node becomes a `host` layer."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One node of the model: its operator, the values it reads ("" for absent ones) and makes, and its attributes as plain data."""
+    """One node of the model: its operator, the values it reads ("" for absent ones) and makes, its attributes as plain data."""
 
     op_type: str
     domain: str
@@ -110,8 +110,8 @@ class Context:
         if name in self._lazy:
             tensor = self._lazy.pop(name)
             try:
-                array = np.ascontiguousarray(tensor.numpy()).reshape(self.graph.tensors[name].shape)
-                self.graph.constants[name] = decoded(array)
+                shape = tuple(int(d) for d in tensor.shape)
+                self.graph.constants[name] = decoded(np.ascontiguousarray(tensor.numpy()).reshape(shape))
             except (ValueError, OSError, TypeError) as error:
                 raise ModelError(f"the contents of tensor {name!r} cannot be read: {error}") from error
         return self.graph.constants.get(name)
@@ -141,27 +141,28 @@ class Context:
         return list(content.reshape(-1))
 
     def require_dims(self, name: str) -> list[Dim]:
-        """As `dims`; raises `Declined` where the contents are not known."""
+        """As `dims`; raises `DeclinedError` where the contents are not known."""
         if (dims := self.dims(name)) is None:
-            raise Declined(f"{self.call} needs the contents of {name!r}")
+            raise DeclinedError(f"{self.call} needs the contents of {name!r}")
         return dims
 
     def require_ints(self, name: str) -> list[int]:
-        """As `ints`; raises `Declined` where the contents are not plain numbers."""
+        """As `ints`; raises `DeclinedError` where the contents are not plain numbers."""
         if (ints := self.ints(name)) is None:
-            raise Declined(f"{self.call} needs the contents of {name!r}")
+            raise DeclinedError(f"{self.call} needs the contents of {name!r}")
         return ints
 
     def require_constant(self, name: str) -> Array:
-        """As `constant`; raises `Declined` where the value is not constant."""
+        """As `constant`; raises `DeclinedError` where the value is not constant."""
         if (array := self.constant(name)) is None:
-            raise Declined(f"{self.call} needs the contents of {name!r}")
+            raise DeclinedError(f"{self.call} needs the contents of {name!r}")
         return array
 
     def ints(self, name: str) -> list[int] | None:
         """Contents of a small integer value where all are plain numbers."""
-        dims = self.dims(name)
-        return None if dims is None or any(not isinstance(d, int) for d in dims) else [int(d) for d in dims]
+        dims = self.dims(name) or []
+        ints = [d for d in dims if isinstance(d, int)]
+        return ints if self.dims(name) is not None and len(ints) == len(dims) else None
 
     def value(self, name: str) -> str:
         """The name to read a value by in a layer; makes a tensor of a value of which only the contents exist."""
@@ -323,8 +324,8 @@ class Context:
 
         Constants of one element become constants of the expression.
         """
-        scalars = {v: self.constant(v) for v in operands if self.is_constant(v) and self.tensor(v).elements == 1}
-        scalars = {v: a for v, a in scalars.items() if a is not None and a.dtype.kind in "fiub"}
+        scalars = {v: a for v in operands if self.is_constant(v) and self.tensor(v).elements == 1
+                   and (a := self.constant(v)) is not None and a.dtype.kind in "fiub"}
         read = list(dict.fromkeys(v for v in operands if v not in scalars)) or [operands[0]]
         e = ExpressionBuilder([self.dtype(v) for v in read])
         index = [read.index(v) if v in read else e.constant(scalars[v].item(), self.dtype(v)) for v in operands]

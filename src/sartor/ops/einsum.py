@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sartor.errors import ModelError
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, product
 
@@ -86,7 +86,7 @@ def _product(context: Context, a: Operand, b: Operand, needed: str) -> Operand:
     depth = product(dims[c] for c in inner)
     for operand in (a, b):
         if any(context.shape(operand.value)[operand.labels.index(c)] != dims[c] for c in inner):
-            raise Declined(f"{context.call} sums over a broadcast dimension")
+            raise DeclinedError(f"{context.call} sums over a broadcast dimension")
     left, right = _arrange(context, a, batch + rows + inner), _arrange(context, b, batch + inner + columns)
     height, width = product(dims[c] for c in rows), product(dims[c] for c in columns)
     count = len(batch)
@@ -101,7 +101,7 @@ def _einsum(context: Context, call: Call) -> None:
     labels, out = _parse(call["equation"], [len(context.shape(v)) for v in call.inputs], call)
     operands = [Operand(v, text) for v, text in zip(call.inputs, labels, strict=True)]
     if any(len(set(o.labels)) != len(o.labels) for o in operands) or len(set(out)) != len(out):
-        raise Declined(f"{call} takes a diagonal")
+        raise DeclinedError(f"{call} takes a diagonal")
     total = operands[0]
     for number, operand in enumerate(operands[1:], 1):
         total = _product(context, total, operand, out + "".join(labels[number + 1:]))

@@ -8,18 +8,18 @@ from typing import TypeAlias
 
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
-from sartor.ops.context import Build, Call, Context, Declined
+from sartor.ops.context import Build, Call, Context, DeclinedError
 
 Operator: TypeAlias = Callable[[Context, Call], None]
 
-CASTS = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64", 12: "u32", 13: "u64",
-         16: "bf16"}
+CASTS = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64", 12: "u32",
+         13: "u64", 16: "bf16"}
 
 
 def emit(context: Context, call: Call, operands: Sequence[str], build: Build) -> None:
     """Emits the node's output as an element-wise layer over broadcast operands."""
     if any(context.dtype(v) == "string" for v in operands):
-        raise Declined(f"{call} works on strings")
+        raise DeclinedError(f"{call} works on strings")
     shape = context.broadcast([context.shape(v) for v in operands])
     context.elementwise(operands, build, shape, output=call.outputs[0])
 
@@ -124,7 +124,7 @@ def _is_infinite(context: Context, call: Call) -> None:
 def _cast_to(context: Context, call: Call, dtype: str) -> None:
     source = context.dtype(call.inputs[0])
     if "string" in (source, dtype):
-        raise Declined(f"{call} casts strings")
+        raise DeclinedError(f"{call} casts strings")
     if source == dtype:
         context.alias(call.outputs[0], call.inputs[0])
     elif dtype == "bool":
@@ -139,7 +139,7 @@ def _cast(context: Context, call: Call) -> None:
         to = {"FLOAT": 1, "UINT8": 2, "INT8": 3, "UINT16": 4, "INT16": 5, "INT32": 6, "INT64": 7, "BOOL": 9, "FLOAT16": 10,
               "DOUBLE": 11, "UINT32": 12, "UINT64": 13}.get(to.upper(), 0)
     if to not in CASTS:
-        raise Declined(f"{call} casts to a type without compiled code")
+        raise DeclinedError(f"{call} casts to a type without compiled code")
     _cast_to(context, call, CASTS[to])
 
 

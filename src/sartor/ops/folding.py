@@ -46,7 +46,7 @@ def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
         return False
     try:
         results = ReferenceEvaluator(node, opsets=dict(versions)).run(None, constants)
-    except Exception:  # the reference implementation has gaps of every kind; what is wrong with the node shows when it is lowered
+    except Exception:  # noqa: BLE001 -- the reference has gaps of every kind; what is wrong with the node shows when it is lowered
         return False
     arrays = [np.asarray(r) for r in results if r is not None and not isinstance(r, (list, dict))]
     if len(arrays) != len(results) or len(results) < len(call.outputs):
@@ -83,7 +83,7 @@ def _small_enough(node: onnx.NodeProto, call: Call, constants: Mapping[str, Arra
              for v, a in constants.items()}
     try:
         inferred = infer(node, call, types, constants, versions)
-    except Exception:  # says that the node is broken, in words of its own; lowering it says so in ours
+    except Exception:  # noqa: BLE001 -- says that the node is broken, in words of its own; lowering it says so in ours
         return False
     allowed = max(SIZE_LIMIT, 2 * sum(a.size for a in constants.values()))
     return all(_elements(t) <= allowed for t in inferred.values())

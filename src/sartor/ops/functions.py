@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -41,7 +42,7 @@ def expand(context: Context, call: Call, versions: Mapping[str, int]) -> tuple[o
     model = onnx.helper.make_model(graph, functions=[function], opset_imports=opsets)
     try:
         inlined = onnx.inliner.inline_local_functions(model)
-    except Exception:  # the body does not fit the node (missing optional inputs); the node then stays whole
+    except Exception:  # noqa: BLE001 -- the body does not fit the node (missing optional inputs); the node then stays whole
         return None
     return onnx_ir.from_proto(inlined).graph, imports
 
@@ -55,11 +56,13 @@ def _add_defaults(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> None:
 
 
 def _body(context: Context, call: Call, node: onnx.NodeProto) -> onnx.FunctionProto | None:
-    schema = onnx.defs.get_schema(call.op_type, call.version, call.domain)
+    schema: Any = onnx.defs.get_schema(call.op_type, call.version, call.domain)  # its stub leaves the functions out
     if schema.has_function:
         fitting = [v for v in schema.function_opset_versions if v <= call.version]
         function = schema.get_function_with_opset_version(max(fitting)) if fitting else None
-        return onnx.FunctionProto.FromString(function) if isinstance(function, bytes) else function
+        if isinstance(function, onnx.FunctionProto):  # the schema's own: a copy
+            function = function.SerializeToString()
+        return onnx.FunctionProto.FromString(function) if function else None
     if not schema.has_context_dependent_function:
         return None
     known: dict[str, Dim] = {}

@@ -23,13 +23,14 @@ _TYPES = {
     "i8": onnx.TensorProto.INT8, "i16": onnx.TensorProto.INT16, "i32": onnx.TensorProto.INT32, "i64": onnx.TensorProto.INT64,
     "u8": onnx.TensorProto.UINT8, "u16": onnx.TensorProto.UINT16, "u32": onnx.TensorProto.UINT32, "u64": onnx.TensorProto.UINT64,
 }
-_NAMES = {number: name for name, number in _TYPES.items()}
+_NAMES = {int(number): name for name, number in _TYPES.items()}
 
 
 def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     """Emits a `host` layer for any node whose output types onnx can infer."""
     if not onnx.defs.has(call.op_type, call.version, call.domain):
-        raise UnsupportedError(f"{call}: the operator is not known in version {call.version} of domain {call.domain or 'ai.onnx'!r}")
+        raise UnsupportedError(f"{call}: there is no such operator in version {call.version} of domain "
+                               f"{call.domain or 'ai.onnx'!r}")
     node = onnx_ir.to_proto(call.node)
     for place, name in enumerate(call.inputs):
         node.input[place] = name

@@ -9,7 +9,7 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined, axis_of, plain
+from sartor.ops.context import Call, Context, DeclinedError, axis_of, plain
 from sartor.ops.elementwise import CASTS, Operator
 from sartor.ops.movement import emit_slice
 from sartor.sizes import Dim, ceildiv, maximum, product
@@ -48,7 +48,7 @@ def _wrapped(context: Context, indices: str, dim: Dim, suffix: str) -> str:
     def build(e: ExpressionBuilder, index: int, extent: int) -> int:
         wide_index = index if wide_type else e("cast", index, dtype="i64")
         zero = e("constant", dtype="i64", value=0)
-        return (e("select", e("lt", wide_index, zero), e("add", wide_index, extent), wide_index))
+        return e("select", e("lt", wide_index, zero), e("add", wide_index, extent), wide_index)
 
     return context.elementwise([indices, size], build, context.shape(indices), suffix=suffix)
 
@@ -141,13 +141,13 @@ def _column(context: Context, indices: str, place: int, shape: Sequence[Dim]) ->
 
 def _range(context: Context, call: Call) -> None:
     """start + i * step; the count must follow from sizes."""
-    start, limit, step = call.inputs
+    start, _, step = call.inputs
     contents = [context.content(v) for v in call.inputs]
     if any(c is None for c in contents):
-        raise Declined(f"{call} has a length that depends on data")
+        raise DeclinedError(f"{call} has a length that depends on data")
     first, end, delta = (plain(c.reshape(-1)[0]) for c in contents if c is not None)
     if not isinstance(delta, int) or delta == 0 or isinstance(first, float) or isinstance(end, float):
-        raise Declined(f"{call} has a length that depends on data")
+        raise DeclinedError(f"{call} has a length that depends on data")
     span = end - first if delta > 0 else first - end
     count = maximum(ceildiv(span, abs(delta)), 0)
     dtype = context.dtype(start)
@@ -155,7 +155,7 @@ def _range(context: Context, call: Call) -> None:
 
     def build(e: ExpressionBuilder, i: int, origin: int, scale: int) -> int:
         wide = i if dtype == "i64" else e("cast", i, dtype=dtype)
-        return (e("add", origin, e("mul", wide, scale)))
+        return e("add", origin, e("mul", wide, scale))
 
     context.elementwise([iota, start, step], build, (count,), output=call.outputs[0])
 
@@ -184,7 +184,7 @@ def _triangle(context: Context, call: Call) -> None:
 
     def build(e: ExpressionBuilder, value: int, i: int, j: int, k: int) -> int:
         kept = e("ge" if upper else "le", e("sub", j, i), k)
-        return (e("select", kept, value, e("constant", dtype=tensor.dtype, value=zero)))
+        return e("select", kept, value, e("constant", dtype=tensor.dtype, value=zero))
 
     context.elementwise([x, row, column, _size_value(context, diagonal)], build, tensor.shape, output=call.outputs[0])
 
@@ -193,7 +193,7 @@ def _eye_like(context: Context, call: Call) -> None:
     tensor = context.tensor(call.inputs[0])
     dtype = CASTS.get(call["dtype"], "") if call.get("dtype") is not None else tensor.dtype
     if dtype in ("", "string"):
-        raise Declined(f"{call} makes a type without compiled code")
+        raise DeclinedError(f"{call} makes a type without compiled code")
     row, column = _matrix_places(context, tensor.shape)
     k = call.get("k", 0)
     context.elementwise(
@@ -208,7 +208,7 @@ def _one_hot(context: Context, call: Call) -> None:
     axis = axis_of(call.get("axis", -1), len(shape) + 1, call)
     index_type, value_type = context.dtype(indices), context.dtype(values)
     if index_type[0] not in "iu" or value_type == "string":
-        raise Declined(f"{call} has indices of type {index_type}")
+        raise DeclinedError(f"{call} has indices of type {index_type}")
     wrapped = context.reshape(_wrapped(context, indices, known[0], "wrapped"), [*shape[:axis], 1, *shape[axis:]])
     iota = context.reshape(context.arange(known[0]), [known[0], *[1] * (len(shape) - axis)])
     off = _element(context, values, 0)

@@ -16,12 +16,13 @@ import onnx_ir
 from sartor.errors import ModelError, OptionError, UnsupportedError
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.ops import OPERATORS, contents, folding, functions, host
-from sartor.ops.context import Call, Context, Declined
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.sizes import Dim, substitute, symbol
 
 _TYPES = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "BOOL": "bool", "STRING": "string",
-    "INT8": "i8", "INT16": "i16", "INT32": "i32", "INT64": "i64", "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64",
+    "INT8": "i8", "INT16": "i16", "INT32": "i32", "INT64": "i64",
+    "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64",
 }
 _UNNAMED = (None, "", "?", "-1", "None")  # what exporters write for a dimension of which nothing is known
 
@@ -83,18 +84,18 @@ def _add_inputs(context: Context, model: onnx_ir.Model, shapes: Mapping[str, Seq
         if name not in inputs:
             raise OptionError(f"shapes name the input {name!r}; the model's inputs are {', '.join(map(repr, inputs))}")
     declared = {name: _declared(value, name, shapes.get(name)) for name, value in inputs.items()}
-    for dims in declared.values():
-        for dim in dims:
-            if isinstance(dim, str):
-                context.reserve_symbol(dim)
+    for symbols in declared.values():
+        for label in symbols:
+            if isinstance(label, str):
+                context.reserve_symbol(label)
     replaced: dict[str, Dim] = {}
     chosen: dict[str, list[Dim]] = {}
-    for name, dims in declared.items():
+    for name, own in declared.items():
         chosen[name] = []
-        for axis, (old, new) in enumerate(zip(dims, shapes.get(name, dims), strict=True)):
+        for axis, (old, new) in enumerate(zip(own, shapes.get(name, own), strict=True)):
             if isinstance(new, str):
                 context.reserve_symbol(new)
-            dim = context.symbol(f"{name}.{axis}") if new is None else symbol(new) if isinstance(new, str) else int(new)
+            dim: Dim = context.symbol(f"{name}.{axis}") if new is None else symbol(new) if isinstance(new, str) else int(new)
             if not isinstance(new, str) and new is not None and int(new) < 0:
                 raise OptionError(f"shapes give the input {name!r} the size {new}; sizes are at least 0")
             if isinstance(old, str) and new != old:
@@ -150,7 +151,7 @@ def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> No
         try:
             operator(context, call)
             return
-        except Declined:
+        except DeclinedError:
             context.rewind(mark)
     body = functions.expand(context, call, versions)
     if body is None:
@@ -215,8 +216,11 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
 def _rename(graph: Graph, names: Mapping[str, str]) -> None:
     if not names:
         return
-    graph.layers = [replace(layer, **{part: tuple(names.get(v, v) for v in getattr(layer, part))
-                                      for part in ("inputs", "outputs", "extra")}) for layer in graph.layers]
+    def renamed(values: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(v, v) for v in values)
+
+    graph.layers = [replace(layer, inputs=renamed(layer.inputs), outputs=renamed(layer.outputs), extra=renamed(layer.extra))
+                    for layer in graph.layers]
     for old, new in names.items():
         graph.tensors[new] = graph.tensors.pop(old)
 

@@ -9,7 +9,7 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import identity
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined, axis_of
+from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
@@ -29,13 +29,10 @@ def _transpose(context: Context, call: Call) -> None:
 
 def resolve_shape(context: Context, call: Call, source: Sequence[Dim], wanted: Sequence[Dim], allow_zero: bool) -> list[Dim]:
     """The shape that a reshape asks for: 0 copies a dimension, -1 takes what is left."""
-    out: list[Dim] = []
-    for axis, dim in enumerate(wanted):
-        if dim == 0 and not allow_zero:
-            if axis >= len(source):
-                raise ModelError(f"{call} copies dimension {axis} of an input of {len(source)} dimensions")
-            dim = source[axis]
-        out.append(dim)
+    copied = [i for i, d in enumerate(wanted) if d == 0 and not allow_zero]
+    if any(i >= len(source) for i in copied):
+        raise ModelError(f"{call} copies dimension {copied[-1]} of an input of {len(source)} dimensions")
+    out = [source[i] if i in copied else d for i, d in enumerate(wanted)]
     total = product(source)
     free = [i for i, d in enumerate(out) if d == -1]
     if len(free) > 1:
@@ -90,7 +87,7 @@ def _squeeze(context: Context, call: Call) -> None:
     axes = _axes(context, call)
     if axes is None:
         if any(isinstance(d, Size) for d in shape):
-            raise Declined(f"{call} drops dimensions that depend on sizes")
+            raise DeclinedError(f"{call} drops dimensions that depend on sizes")
         dropped = {i for i, d in enumerate(shape) if d == 1}
     else:
         dropped = {axis_of(a, len(shape), call) for a in axes}
@@ -111,7 +108,7 @@ def _unsqueeze(context: Context, call: Call) -> None:
 def _dropout(context: Context, call: Call) -> None:
     training = context.constant(call.inputs[2]) if call.input(2) else np.array(False)
     if training is None or bool(training.reshape(-1)[0]) or (call.version < 7 and not call.get("is_test", 0)):
-        raise Declined(f"{call} trains")
+        raise DeclinedError(f"{call} trains")
     context.alias(call.outputs[0], call.inputs[0])
     if call.output(1):
         tensor = context.tensor(call.inputs[0])

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sartor.errors import ModelError
 from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined, axis_of
+from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import product
+from sartor.types import to_numpy
 
 
 def _batch(context: Context, call: Call) -> None:
     """y = x * scale + shift with one scale and shift a channel, computed here where the statistics are constant."""
     if any(call.outputs[1:]) or call.get("training_mode", 0) or not call.get("spatial", 1):
-        raise Declined(f"{call} trains")
+        raise DeclinedError(f"{call} trains")
     x, scale, bias, mean, variance = call.inputs
     tensor = context.tensor(x)
     per_channel = (-1, *[1] * (len(tensor.shape) - 2))
@@ -26,18 +25,20 @@ def _batch(context: Context, call: Call) -> None:
     if all(a is not None for a in arrays):
         s, b, m, v = (np.asarray(a, np.float64) for a in arrays)
         factor = s / np.sqrt(v + epsilon)
-        dtype = arrays[0].dtype if arrays[0] is not None else np.dtype(np.float32)
-        factors = context.new_constant(factor.astype(dtype).reshape(per_channel), f"{call.outputs[0]}.scale")
-        shifts = context.new_constant((b - m * factor).astype(dtype).reshape(per_channel), f"{call.outputs[0]}.shift")
+        numbers = to_numpy(context.dtype(scale))
+        factors = context.new_constant(factor.astype(numbers).reshape(per_channel), f"{call.outputs[0]}.scale")
+        shifts = context.new_constant((b - m * factor).astype(numbers).reshape(per_channel), f"{call.outputs[0]}.shift")
     else:
         channels = context.shape(scale)
-        made = context.elementwise(
-            [scale, variance],
-            lambda e, s, v: e("div", s, e("sqrt", e("add", v, e.constant(epsilon, context.dtype(variance))))), channels, suffix="scale")
+        dtype = context.dtype(variance)
+        made = context.elementwise([scale, variance],
+                                   lambda e, s, v: e("div", s, e("sqrt", e("add", v, e.constant(epsilon, dtype)))),
+                                   channels, suffix="scale")
         shift = context.elementwise([bias, mean, made], lambda e, b, m, f: e("sub", b, e("mul", m, f)), channels, suffix="shift")
         shape = (channels[0], *per_channel[1:])
         factors, shifts = context.reshape(made, shape), context.reshape(shift, shape)
-    context.elementwise([x, factors, shifts], lambda e, v, f, t: e("add", e("mul", v, f), t), tensor.shape, output=call.outputs[0])
+    context.elementwise([x, factors, shifts], lambda e, v, f, t: e("add", e("mul", v, f), t), tensor.shape,
+                        output=call.outputs[0])
 
 
 def _affine(context: Context, dtype: str, scale: str, bias: str) -> tuple[Expression | None, tuple[str, ...]]:
@@ -52,7 +53,7 @@ def _affine(context: Context, dtype: str, scale: str, bias: str) -> tuple[Expres
 def _layer(mode: str) -> Operator:
     def lower(context: Context, call: Call) -> None:
         if any(call.outputs[1:]):
-            raise Declined(f"{call} gives its statistics")
+            raise DeclinedError(f"{call} gives its statistics")
         tensor = context.tensor(call.inputs[0])
         rank = len(tensor.shape)
         axis = axis_of(call.get("axis", -1), rank, call)

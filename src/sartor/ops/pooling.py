@@ -5,7 +5,7 @@ from __future__ import annotations
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.convolution import channels_first, channels_last
 from sartor.ops.elementwise import Operator
 from sartor.ops.windows import output_sizes, window
@@ -15,7 +15,7 @@ def pool(mode: str) -> Operator:
     """Average, max or lp pooling."""
     def lower(context: Context, call: Call) -> None:
         if call.output(1):
-            raise Declined(f"{call} gives the indices of its maxima")
+            raise DeclinedError(f"{call} gives the indices of its maxima")
         x = call.inputs[0]
         rank = len(context.shape(x))
         if rank < 3:
@@ -54,7 +54,8 @@ def _global_lp_pool(context: Context, call: Call) -> None:
     x = call.inputs[0]
     tensor = context.tensor(x)
     axes = tuple(range(2, len(tensor.shape)))
-    power = context.elementwise([x], lambda e, v: e("pow", e("abs", v), e.constant(p, tensor.dtype)), tensor.shape, suffix="power")
+    power = context.elementwise([x], lambda e, v: e("pow", e("abs", v), e.constant(p, tensor.dtype)), tensor.shape,
+                                suffix="power")
     e = ExpressionBuilder([tensor.dtype])
     root = e.finish(e("pow", 0, e.constant(1 / p, tensor.dtype)))
     context.layer("reduce", [power], Tensor(tensor.dtype, (*tensor.shape[:2], *[1] * len(axes))), output=call.outputs[0],

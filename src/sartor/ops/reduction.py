@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined, axis_of
+from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, product
 
@@ -25,7 +25,8 @@ def reduction(op: str) -> Operator:
     return lower
 
 
-def emit(context: Context, call: Call, op: str, axes: Sequence[int], keep: bool, dtype: str = "", select_last: bool = False) -> None:
+def emit(context: Context, call: Call, op: str, axes: Sequence[int], keep: bool, dtype: str = "",
+         select_last: bool = False) -> None:
     """Emits a reduction of the node's first input, and a reshape where reduced dimensions are dropped."""
     x = call.inputs[0]
     tensor = context.tensor(x)
@@ -73,7 +74,7 @@ def _hardmax(context: Context, call: Call) -> None:
     tensor = context.tensor(x)
     rank = len(tensor.shape)
     if not rank:
-        raise Declined(f"{call} has a scalar input")
+        raise DeclinedError(f"{call} has a scalar input")
     axis = axis_of(call.get("axis", -1 if call.version >= 13 else 1), rank, call)
     shape = tensor.shape
     if call.version < 13 and axis != rank - 1:

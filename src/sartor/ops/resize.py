@@ -10,7 +10,7 @@ import numpy as np
 
 from sartor.errors import ModelError
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, Declined, Ratio, axis_of, fraction
+from sartor.ops.context import Call, Context, DeclinedError, Ratio, axis_of, fraction
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, Size, floordiv
 
@@ -20,9 +20,8 @@ def scaled(dim: Dim, scale: float) -> Dim:
     if isinstance(dim, int):
         return int(np.floor(np.float32(dim) * np.float32(scale)))
     simple = fraction(scale)
-    if isinstance(simple, Ratio):
-        return floordiv(dim * simple.numerator, simple.denominator)
-    return dim * simple
+    numerator, denominator = (simple.numerator, simple.denominator) if isinstance(simple, Ratio) else (int(simple), 1)
+    return floordiv(dim * numerator, denominator)
 
 
 def _emit(context: Context, call: Call, x: str, shape: Sequence[Dim], scales: Sequence[float | None], *, coordinate: str,
@@ -59,7 +58,7 @@ def _upsample(context: Context, call: Call) -> None:
     if len(scales) != len(shape) or min(scales, default=1.0) <= 0:
         raise ModelError(f"{call} has scales {scales} for an input of {len(shape)} dimensions")
     if min(scales, default=1.0) < 1 < max(scales, default=1.0) and call.get("mode", "nearest") == "nearest":
-        raise Declined(f"{call} both shrinks and grows")
+        raise DeclinedError(f"{call} both shrinks and grows")
     nearest = "ceil" if min(scales, default=1.0) < 1 else "floor"
     _emit(context, call, x, [scaled(d, s) for d, s in zip(shape, scales, strict=True)], scales, coordinate="asymmetric",
           nearest=nearest)
@@ -91,7 +90,7 @@ def _resize(context: Context, call: Call) -> None:
             elif isinstance(dim, int):
                 shape[axis] = floor(dim * cropped * scale)
             else:
-                raise Declined(f"{call} crops a size that is not known")
+                raise DeclinedError(f"{call} crops a size that is not known")
     else:
         raise ModelError(f"{call} has neither scales nor sizes")
     _emit(context, call, x, shape, scales, coordinate=coordinate, nearest=call.get("nearest_mode", "round_prefer_floor"), roi=roi)
@@ -113,7 +112,7 @@ def _by_sizes(context: Context, call: Call, axes: Sequence[int], shape: list[Dim
     for axis, size in zip(axes, wanted, strict=True):
         dim = shape[axis]
         if isinstance(size, Size) or isinstance(dim, Size) or not dim:
-            raise Declined(f"{call} keeps the aspect ratio of sizes that are not known")
+            raise DeclinedError(f"{call} keeps the aspect ratio of sizes that are not known")
         sizes[axis] = dim
         ratios.append(Fraction(size, dim))
     ratio = min(ratios) if policy == "not_larger" else max(ratios)

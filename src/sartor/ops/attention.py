@@ -35,7 +35,9 @@ def _attention(context: Context, call: Call) -> None:
     batch, queries, heads, width = context.shape(q)
     _, keys, groups, _ = context.shape(k)
     columns = context.shape(v)[3]
-    if isinstance(heads, Size) or isinstance(groups, Size) or isinstance(width, Size) or not groups or heads % groups:
+    if isinstance(heads, Size) or isinstance(groups, Size) or isinstance(width, Size):
+        raise DeclinedError(f"{call} has heads of symbolic number or width")
+    if not groups or heads % groups:
         raise ModelError(f"{call} has {heads} heads of queries for {groups} of keys")
     context.same(keys, context.shape(v)[1], "the keys")
     mask = call.input(3)

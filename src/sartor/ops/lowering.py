@@ -158,9 +158,15 @@ def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> No
         host.lower(context, call, versions)
         return
     graph, imports = body
-    for index, node in enumerate(graph):
-        _lower_node(context, _call(context, node, index, imports), imports)
-    context.call = call
+    mark = context.mark()
+    try:
+        for index, node in enumerate(graph):
+            _lower_node(context, _call(context, node, index, imports), imports)
+        context.call = call
+    except UnsupportedError:
+        context.rewind(mark)
+        context.call = call
+        host.lower(context, call, versions)
 
 
 def _branch(context: Context, call: Call, versions: Mapping[str, int]) -> bool:

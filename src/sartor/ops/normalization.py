@@ -9,7 +9,7 @@ from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
-from sartor.sizes import product
+from sartor.sizes import floordiv, product
 from sartor.types import to_numpy
 
 
@@ -80,11 +80,13 @@ def _group(context: Context, call: Call) -> None:
     tensor = context.tensor(x)
     batch, channels, *sizes = tensor.shape
     groups = call["num_groups"]
-    if not isinstance(channels, int) or groups < 1 or channels % groups:
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
         raise ModelError(f"{call} has {groups} groups for {channels} channels")
-    shape = (batch, groups, product(sizes) * (channels // groups))
+    each = floordiv(channels, groups)
+    context.same(channels, each * groups, "the channels")
+    shape = (batch, groups, product(sizes) * each)
     grouped = context.reshape(x, shape, suffix="groups")
-    per_group = context.shape(scale) != (channels,) and context.shape(scale) == (groups,)
+    per_group = call.version < 21 and context.shape(scale) == (groups,)
     expression, extra = (_affine(context, tensor.dtype, context.reshape(scale, (groups, 1)), context.reshape(bias, (groups, 1)))
                          if per_group else (None, ()))
     made = context.layer("normalize", [grouped], Tensor(tensor.dtype, shape), expression=expression, extra=extra, axes=(2,),

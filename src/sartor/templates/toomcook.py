@@ -2,8 +2,8 @@
 
 F(m, r) computes m outputs of a filter of r taps with m + r - 1 multiplications: y = A^T [(G g) * (B^T d)] (Winograd, "Arithmetic
 complexity of computations", 1980; Lavin and Gray, "Fast algorithms for convolutional neural networks", 2016).  The matrices come
-from interpolation at chosen points and infinity (Toom and Cook).  The points decide the error: 0, +-3/4, +-3/2 give F(4, 3) a third
-of the error of the usual 0, +-1, +-2, and all entries of B^T and A^T stay exact in f32.
+from interpolation at chosen points and infinity (Toom and Cook).  The points decide the error: 0, +-3/4, +-3/2 give F(4, 3) a
+quarter of the error of the usual 0, +-1, +-2, and all entries of B^T and A^T stay exact in f32.
 """
 
 from __future__ import annotations
@@ -17,28 +17,46 @@ from sartor.loops.language import Builder, Value
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
-POINTS = {
-    2: (Fraction(0), Fraction(1), Fraction(-1)),
-    4: (Fraction(0), Fraction(3, 4), Fraction(-3, 4), Fraction(3, 2), Fraction(-3, 2)),
-    6: (Fraction(0), Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2)),
+PAIRS = {
+    4: (Fraction(1),),
+    6: (Fraction(3, 4), Fraction(3, 2)),
+    8: (Fraction(1), Fraction(2), Fraction(1, 2)),
 }
-"""Finite points by number of outputs, for three taps; pairs of opposite points stand side by side."""
+"""The finite points other than 0, by how many multiplications there are: each stands for itself and its opposite."""
 
 
 @dataclass(frozen=True)
 class Filtering:
-    """The matrices of F(m, 3): `output` is A^T (m x a), `weights` G (a x 3), `input` B^T (a x a), a = m + 2."""
+    """The matrices of F(m, r), a = m + r - 1: `output` is A^T (m x a), `weights` G (a x r), `input` B^T (a x a)."""
 
     output: Matrix
     weights: Matrix
     input: Matrix
 
+    @property
+    def outputs(self) -> int:
+        """m."""
+        return len(self.output)
+
+    @property
+    def taps(self) -> int:
+        """r."""
+        return len(self.weights[0])
+
+    @property
+    def size(self) -> int:
+        """a: how many inputs are read, and multiplications made."""
+        return len(self.input)
+
 
 @cache
-def filtering(outputs: int) -> Filtering:
-    """The matrices for `outputs` outputs of a filter of three taps."""
-    points, taps = POINTS[outputs], 3
-    size = outputs + taps - 1
+def filtering(size: int, taps: int) -> Filtering:
+    """The matrices with `size` multiplications for a filter of `taps` taps; one tap needs none and has one output."""
+    if taps == 1:
+        one: Matrix = ((Fraction(1),),)
+        return Filtering(one, one, one)
+    points = [Fraction(0), *(sign * point for point in PAIRS[size] for sign in (1, -1))]
+    outputs = size - taps + 1
     a_rows = [[p**i for p in points] + [Fraction(int(i == outputs - 1))] for i in range(outputs)]
     g_rows, b_rows = [], []
     for i, point in enumerate(points):
@@ -76,23 +94,25 @@ def apply_input(builder: Builder, matrix: Matrix, values: Sequence[Value]) -> li
             even = [c if c == d else Fraction(0) for c, d in zip(row, mirror, strict=True)]
             odd = [c if c == -d else Fraction(0) for c, d in zip(row, mirror, strict=True)]
             scale, inner = _sum(builder, odd, values)
-            base = _scaled(builder, *_sum(builder, even, values))
+            base = _scaled(*_sum(builder, even, values))
             out += [_add(builder, base, scale, inner), _add(builder, base, -scale, inner)]
             i += 2
         else:
-            out.append(_scaled(builder, *_sum(builder, row, values)))
+            out.append(_scaled(*_sum(builder, row, values)))
             i += 1
     return out
 
 
 def apply_output(builder: Builder, matrix: Matrix, values: Sequence[Value]) -> list[Value]:
     """A^T times a column of vectors.  The columns of opposite points meet as sums and differences."""
+    if len(values) == 1:
+        return list(values)
     halves = [(values[j] + values[j + 1], values[j] - values[j + 1]) for j in range(1, len(values) - 1, 2)]
     out = []
     for i, row in enumerate(matrix):
         terms = [half[i % 2] for half in halves]
         coefficients = [row[j] for j in range(1, len(values) - 1, 2)]
-        out.append(_scaled(builder, *_sum(builder, [row[-1], row[0], *coefficients], [values[-1], values[0], *terms])))
+        out.append(_scaled(*_sum(builder, [row[-1], row[0], *coefficients], [values[-1], values[0], *terms])))
     return out
 
 
@@ -114,6 +134,5 @@ def _add(builder: Builder, total: Value, coefficient: Fraction, value: Value) ->
     return builder.fma(value, float(coefficient), total)
 
 
-def _scaled(builder: Builder, scale: Fraction, value: Value) -> Value:
-    del builder
+def _scaled(scale: Fraction, value: Value) -> Value:
     return value if scale == 1 else value * float(scale)

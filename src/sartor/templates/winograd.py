@@ -31,7 +31,7 @@ from sartor.templates.expression_code import Epilogue
 from sartor.templates.microkernel import choose_tile, parse_tile, tile_choices
 from sartor.templates.slots import Slots
 from sartor.templates.spatial import Window, window
-from sartor.templates.toomcook import PAIRS, filtering
+from sartor.templates.toomcook import filtering
 from sartor.templates.winograd_code import Grid, Patches, Plan, Products
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +55,7 @@ def transform_weights(weights: Array, plan: Plan) -> Array:
     vertical, horizontal = (np.array([[float(x) for x in row] for row in f.weights]) for f in (plan.vertical, plan.horizontal))
     taps = weights.reshape(plan.vertical.taps, plan.horizontal.taps, plan.channels, plan.columns).astype(np.float64)
     transformed = np.einsum("ay,yxco,bx->abco", vertical, taps, horizontal, optimize=True)
-    return transformed.reshape(plan.planes, plan.channels, plan.columns).astype(np.float32)
+    return np.asarray(transformed.reshape(plan.planes, plan.channels, plan.columns), np.float32)
 
 
 def pack_groups(matrices: Array, plan: Plan) -> Array:
@@ -156,18 +156,19 @@ class WinogradTemplate:
                 and all(s == 1 for s in problem["strides"]) and all(d == 1 for d in problem["dilations"]))
 
     def space(self, problem: Problem, device: Device) -> Space:
-        *_, columns = problem.input(1).shape
+        *_, columns = (int(n) for n in problem.input(1).shape)  # type: ignore[arg-type]
         lanes, taps = device.lanes("f32"), max(kernel_shape(problem))
-        sizes = tuple(size for size in (6, 4, 8) if size in PAIRS and size > taps)
+        sizes = tuple(size for size in (6, 4, 8) if size > taps)
         return Space({"size": sizes, "tile": tile_choices(device.target)[:4], "block": (24, 12, 18, 36, 48, 6),
                       "group": (2, 4, 1, 8), "splits": (1, 2, 4, 8), "fused": (True, False)},
-                     constraint=lambda c: c["splits"] * c["group"] * int(c["tile"].split("x")[1]) * lanes < int(columns) + lanes)
+                     constraint=lambda c: c["splits"] * c["group"] * int(c["tile"].split("x")[1]) * lanes < columns + lanes)
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
         *_, channels, columns = (int(n) for n in problem.input(1).shape)  # type: ignore[arg-type]
         if min(channels, columns) < 16:
             return None
-        return {"size": 6, "tile": choose_tile(columns, device.target, "f32"), "block": 24, "group": 2, "splits": 1, "fused": True}
+        tile = choose_tile(columns, device.target, "f32")
+        return {"size": 6, "tile": tile, "block": 24, "group": 2, "splits": 1, "fused": True}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         weights = problem.constant(1)

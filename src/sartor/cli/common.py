@@ -224,7 +224,7 @@ def compile_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console(), transient=True) as bar:
+    with Progress(*columns, console=console(), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(f"reading {name}", total=None)
 
         def show(stage: str, done: int, total: int) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,10 +35,11 @@ class Engine:
     def __init__(self, name: str, model: Path, threads: int, precision: str, feeds: Path) -> None:
         self.name = name
         self.seconds: list[float] = []
+        self._words = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe nobody reads could stop the engine
         command = [sys.executable, "-m", "sartor.cli.engines", name, str(model), str(threads), precision, str(feeds)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads), PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, text=True, env=environment
         )
         self.ready: dict[str, Any] = self._answer(None)
 
@@ -55,10 +57,11 @@ class Engine:
     def close(self) -> None:
         """Ends the process."""
         self._process.kill()
-        self._process.communicate()
+        with self._process, self._words:
+            pass  # closes the pipes and waits
 
     def _answer(self, line: str | None) -> Any:
-        assert self._process.stdin and self._process.stdout and self._process.stderr
+        assert self._process.stdin and self._process.stdout
         try:
             if line:
                 self._process.stdin.write(line)
@@ -67,9 +70,11 @@ class Engine:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            words = self._process.stderr.read().strip().splitlines()
-            self._process.wait()
-            raise SartorError(f"{self.name} failed: {words[-1] if words else f'exit status {self._process.returncode}'}")
+            code = self._process.wait()
+            self._words.seek(0)
+            words = self._words.read().strip().splitlines()
+            self.close()
+            raise SartorError(f"{self.name} failed: {words[-1] if words else f'exit status {code}'}")
         return json.loads(answer)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,6 +71,7 @@ def progress_bar(budget: float) -> Iterator[Callable[[Any], None]]:
         TextColumn("{task.fields[trials]} trials  {task.description}"),
         console=console(),
         transient=True,
+        disable=not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task("reading the model", total=budget or 1.0, trials=0)
 

@@ -15,6 +15,7 @@ from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
 from sartor.templates.softmax import Softmax
+from sartor.templates.transpose import Transpose
 from sartor.templates.winograd import WINOGRAD
 
 TEMPLATES: tuple[Template, ...] = (
@@ -27,6 +28,7 @@ TEMPLATES: tuple[Template, ...] = (
     Reduce(),
     Softmax(),
     Normalize(),
+    Transpose(),
 )
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 

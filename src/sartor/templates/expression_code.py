@@ -403,11 +403,12 @@ class Epilogue:
     ... KernelCall(builder.finish(), (Pointer(...), ..., *epilogue.arguments()), ...)
     """
 
-    def __init__(self, builder: Builder, problem: Problem) -> None:
+    def __init__(self, builder: Builder, problem: Problem, slots: Slots | None = None) -> None:
         self.builder = builder
         self.output = problem.output()
         self.expression = problem.layer.expression
-        self._slots = Slots(builder, problem)
+        self._own = slots is None
+        self._slots = Slots(builder, problem) if slots is None else slots
         self.operands = [Operand(self._slots, value, self.output, f"extra{i}") for i, value in enumerate(problem.layer.extra)]
 
     @property
@@ -416,8 +417,8 @@ class Epilogue:
         return self.expression is None or self.expression.is_identity
 
     def arguments(self) -> tuple[Argument, ...]:
-        """What binding puts into the slots, in the order of their declaration."""
-        return self._slots.arguments
+        """What binding puts into the slots, in the order of their declaration; nothing where they are among slots that were given."""
+        return self._slots.arguments if self._own else ()
 
     def apply(self, raw: Value, row: Number, column: Number, lanes: int, mask: Value | None = None) -> Value:
         """The output's elements, of the output's type, ready to be stored.

@@ -93,7 +93,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Layer:
-    """One step of the graph.  `inputs` and `outputs` name values ("" for an absent optional input)."""
+    """One step of the graph.  `inputs` and `outputs` name values ("" for an absent optional one)."""
 
     name: str
     kind: str
@@ -124,7 +124,7 @@ class Graph:
 
     def problem(self, layer: Layer) -> Problem:
         """The layer with the types and constants it needs."""
-        names = (*layer.reads, *layer.outputs)
+        names = (*layer.reads, *filter(None, layer.outputs))
         return Problem(layer, {n: self.tensors[n] for n in names}, {n: self.constants[n] for n in names if n in self.constants})
 
 

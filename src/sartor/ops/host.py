@@ -7,6 +7,7 @@ layer's `defines` attribute lists.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx
 import onnx_ir
@@ -32,6 +33,9 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
         raise UnsupportedError(f"{call}: there is no such operator in version {call.version} of domain "
                                f"{call.domain or 'ai.onnx'!r}")
     node = onnx_ir.to_proto(call.node)
+    if call.op_type == "Scatter":  # the name ScatterElements had before opset 11; the reference knows only the new one
+        call = replace(call, op_type="ScatterElements", version=11)
+        node.op_type, versions = "ScatterElements", {**versions, "": 11}
     for place, name in enumerate(call.inputs):
         node.input[place] = name
     captures = [v for v in _captures(node) if v not in call.inputs]

@@ -10,10 +10,13 @@ from sartor.templates.base import Template
 from sartor.templates.convolution import CONVOLUTION
 from sartor.templates.depthwise import DEPTHWISE
 from sartor.templates.elementwise import Elementwise
+from sartor.templates.gather import Gather
 from sartor.templates.gemm import GEMM
+from sartor.templates.movement import Concat, Pad, Slice
 from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
+from sartor.templates.sizes import Iota, Sizes
 from sartor.templates.softmax import Softmax
 from sartor.templates.transpose import Transpose
 from sartor.templates.winograd import WINOGRAD
@@ -29,6 +32,12 @@ TEMPLATES: tuple[Template, ...] = (
     Softmax(),
     Normalize(),
     Transpose(),
+    Concat(),
+    Slice(),
+    Pad(),
+    Gather(),
+    Sizes(),
+    Iota(),
 )
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 

@@ -53,6 +53,16 @@ class Mover:
         x = self.b.load(buffer, index, lanes, mask)
         return x if self.plain else widen(self.b, x)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether vectors can be gathered: elements of 4 or 8 bytes."""
+        return self.lanes > 1 and (self.element >= 4 if self.plain else True)
+
+    def gather(self, buffer: Buffer, indexes: Value, mask: Value | None = None) -> Value:
+        """Elements to be moved, from anywhere."""
+        x = self.b.gather(buffer, indexes, mask)
+        return x if self.plain else widen(self.b, x)
+
     def result(self, x: Value, row: Number, column: Number, lanes: int, mask: Value | None = None) -> Value:
         """What is stored for moved elements that come to `row` and `column` of the output."""
         if self.plain:

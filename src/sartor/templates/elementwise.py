@@ -101,8 +101,10 @@ class Elementwise:
     name = "elementwise"
 
     def applies(self, problem: Problem, device: Device) -> bool:
+        if problem.layer.kind != "elementwise" or problem.layer.expression is None:
+            return False
         types = [problem.output().dtype, *(problem.tensors[n].dtype for n in problem.layer.inputs)]
-        return problem.layer.kind == "elementwise" and problem.layer.expression is not None and all(t in BYTES for t in types)
+        return all(t in BYTES for t in types)
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space({"unroll": (1, 2, 4)})

@@ -7,12 +7,19 @@ from collections.abc import Callable
 from sartor.graph.layer import Graph
 from sartor.graph.passes import (
     affine,
+    attention,
+    canonical,
     constants,
     dead,
     duplicates,
     fuse,
     identities,
+    movement,
+    norms,
+    pads,
+    reshapes,
     scalars,
+    softmaxes,
     transposes,
 )
 from sartor.graph.verify import verify
@@ -27,7 +34,17 @@ CLEAN: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     *CLEAN,
+    ("norms", norms.run),
+    ("softmaxes", softmaxes.run),
+    ("attention", attention.run),
+    ("movement", movement.run),
+    *CLEAN,
     ("transposes", transposes.run),
+    ("canonical", canonical.run),
+    ("movement", movement.run),
+    ("pads", pads.run),
+    ("dead", dead.run),
+    ("reshapes", reshapes.run),
     *CLEAN,
     ("fuse", fuse.run),
     ("affine", affine.run),

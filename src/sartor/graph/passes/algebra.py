@@ -77,24 +77,40 @@ def substitute(values: Sequence[str], expression: Expression, replacements: Mapp
 
 
 def tidy(values: Sequence[str], expression: Expression, first: Sequence[str] = ()) -> tuple[Operands, Expression]:
-    """The simplified expression without operands it does not need (except `first`) and without repeated ones."""
+    """The simplified expression and its operands in the order in which it meets them, each once.
+
+    Operands it does not need are dropped, except `first`, which come first.  So equal work has one form, whatever it was made from.
+    """
     expression = simplify(expression)
-    used = {a for node in expression.nodes for a in node.args} | {expression.result}
-    places: dict[str, int] = {}
-    for index, name in enumerate(values):
-        if (index in used or name in first) and name not in places:
-            places[name] = index
+    places = {name: values.index(name) for name in first if name in values}
+    for index in _met(expression):
+        places.setdefault(values[index], index)
     if not places and values:  # a layer needs something to read
         places[values[0]] = 0
     names = tuple(places)
     if names == tuple(values):
         return names, expression
     builder = ExpressionBuilder([expression.nodes[i].dtype for i in places.values()])
-    index_of = [names.index(n) if n in places else -1 for n in values]
-    nodes = list(index_of)
+    nodes = [names.index(n) if n in places else -1 for n in values]
     for node in expression.nodes[expression.operands:]:
         nodes.append(builder(node.op, *(nodes[a] for a in node.args), dtype=node.dtype, value=node.value))
-    return names, builder.finish(nodes[expression.result])
+    return names, simplify(builder.finish(nodes[expression.result]))
+
+
+def _met(expression: Expression) -> list[int]:
+    """Operands in the order in which a walk from the result, arguments from left to right, meets them."""
+    order: list[int] = []
+    seen: set[int] = set()
+    stack = [expression.result]
+    while stack:
+        index = stack.pop()
+        if index in seen:
+            continue
+        seen.add(index)
+        if index < expression.operands:
+            order.append(index)
+        stack.extend(reversed(expression.nodes[index].args))
+    return order
 
 
 def cost(expression: Expression) -> int:
@@ -131,12 +147,26 @@ def _add(builder: ExpressionBuilder, op: str, args: tuple[int, ...], dtype: str,
         return builder.constant(value, dtype)
     if args and all(nodes[a].op == "constant" for a in args) and (folded := _fold(builder, op, args, dtype, value)) is not None:
         return folded
-    if op in COMMUTATIVE and nodes[args[0]].op == "constant" and nodes[args[1]].op != "constant":
+    if op in COMMUTATIVE and _rank(builder, args[1]) < _rank(builder, args[0]):
         args = (args[1], args[0])
     rule = _RULES.get(op)
     if rule is not None and (found := rule(builder, args, dtype)) is not None:
         return found
     return builder(op, *args, dtype=dtype, value=value)
+
+
+def _rank(builder: ExpressionBuilder, index: int) -> tuple[int, int]:
+    """Where an argument stands in a commutative operation: what depends on operand 0 first, constants last."""
+    if builder.nodes[index].op == "constant":
+        return 2, 0
+    stack, seen = [index], {index}
+    while stack:
+        if (current := stack.pop()) == 0 and builder.operands:
+            return 0, index
+        fresh = [a for a in builder.nodes[current].args if a not in seen]
+        seen.update(fresh)
+        stack.extend(fresh)
+    return 1, -index if index >= builder.operands else index
 
 
 def _fold(builder: ExpressionBuilder, op: str, args: tuple[int, ...], dtype: str, value: Any) -> int | None:
@@ -171,7 +201,7 @@ def _chain(op: str, combine: Callable[[float, float], float], neutral: float) ->
         inner = b.nodes[x]
         if dtype in FLOATS and inner.op == op and (c0 := _constant(b, inner.args[1])) is not None:
             both = _number(b, combine(float(c0), float(c)), dtype)
-            if isfinite(b.nodes[both].value):
+            if isfinite(float(b.nodes[both].value or 0.0)):
                 return _add(b, op, (inner.args[0], both), dtype, None)
         return None
 
@@ -297,6 +327,18 @@ def _idempotent(op: str) -> Callable[..., int | None]:
     return rule
 
 
+def _logic(neutral: bool) -> Callable[..., int | None]:
+    """x and True = x, x or False = x; x and False, x or True are constants."""
+
+    def rule(b: ExpressionBuilder, args: tuple[int, ...], dtype: str) -> int | None:
+        c = _constant(b, args[1])
+        if c is None or args[0] == args[1]:
+            return args[0] if args[0] == args[1] else None
+        return args[0] if bool(c) == neutral else b.constant(not neutral, "bool")
+
+    return rule
+
+
 def _not_rule(b: ExpressionBuilder, args: tuple[int, ...], dtype: str) -> int | None:
     return b.nodes[args[0]].args[0] if b.nodes[args[0]].op == "not" else None
 
@@ -304,6 +346,7 @@ def _not_rule(b: ExpressionBuilder, args: tuple[int, ...], dtype: str) -> int | 
 _RULES: dict[str, Callable[[ExpressionBuilder, tuple[int, ...], str], int | None]] = {
     "cast": _cast, "add": _add_rule, "sub": _sub_rule, "mul": _mul_rule, "div": _div_rule, "pow": _pow_rule, "neg": _neg_rule,
     "reciprocal": _reciprocal_rule, "select": _select_rule, "max": _max_rule, "min": _min_rule, "not": _not_rule,
+    "and": _logic(True), "or": _logic(False),
     "relu": _idempotent("relu"), "abs": _idempotent("abs"), "floor": _idempotent("floor"), "ceil": _idempotent("ceil"),
     "round": _idempotent("round"), "sign": _idempotent("sign"),
 }

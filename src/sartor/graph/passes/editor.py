@@ -110,7 +110,7 @@ class Editor:
 
     def unique(self, base: str) -> str:
         """A name, made from `base`, that no value and no layer has."""
-        base = base.split("~")[0]
+        base = base.split("~", maxsplit=1)[0]
         while True:
             self._counter += 1
             name = f"{base}~{self._counter}"

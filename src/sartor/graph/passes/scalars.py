@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sartor.graph.expression import ExpressionBuilder, Expression
+from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Graph
 from sartor.graph.passes.algebra import RAW, operands, substitute, tidy, with_operands
 from sartor.graph.passes.editor import Array, Editor

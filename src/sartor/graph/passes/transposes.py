@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sartor.graph.layer import Graph, Layer, Tensor
-from sartor.graph.passes.algebra import RAW, operands
+from sartor.graph.passes.algebra import RAW
 from sartor.graph.passes.editor import Editor
 from sartor.graph.passes.permutations import (
     Perm,

@@ -16,6 +16,9 @@ from sartor.sizes import symbol
 from sartor.templates.gemm import GEMM
 from tests.cpu.harness import Array, Bound, chain, check, device, problem, random_inputs, run
 
+
+
+
 RANDOM = np.random.default_rng(7)
 
 
@@ -44,7 +47,7 @@ def matmul(a: tuple[Any, ...], b: tuple[int, ...], out: tuple[Any, ...], dtype: 
 @pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (1, 7, 33), (2, 9, 16), (3, 16, 5), (7, 5, 47), (13, 64, 32), (29, 33, 100)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_sizes(isa: str, m: int, k: int, n: int, biased: bool) -> None:
-    check(GEMM, matmul((m, k), (k, n), (m, n), biased=biased), on=device(isa), pitch={"a": k + 3, "y": n + 5})
+    check(GEMM, matmul((m, k), (k, n), (m, n), biased=biased), on=device(isa), pitch={"a": k + 3, "y": n + 5}, absolute=1e-4)
 
 
 @pytest.mark.parametrize("config", [
@@ -52,11 +55,11 @@ def test_sizes(isa: str, m: int, k: int, n: int, biased: bool) -> None:
     {"tile": "3x4", "unroll": 8, "prefetch": 16}, {"tile": "2x4", "unroll": 1}, {"tile": "5x2", "unroll": 2}])
 def test_knobs(config: dict[str, Any]) -> None:
     p = matmul((37, 50), (50, 70), (37, 70), biased=True)
-    check(GEMM, p, config={**GEMM.default(p, device()), **config}, pitch={"a": 64, "y": 71})
+    check(GEMM, p, config={**GEMM.default(p, device()), **config}, pitch={"a": 64, "y": 71}, absolute=1e-4)
 
 
 def test_a_long_expression_goes_through_a_copy_of_the_tile() -> None:
-    check(GEMM, matmul((23, 20), (20, 43), (23, 43), heavy=True), pitch={"y": 48, "residual": 50})
+    check(GEMM, matmul((23, 20), (20, 43), (23, 43), heavy=True), pitch={"y": 48, "residual": 50}, absolute=1e-4)
 
 
 @pytest.mark.parametrize(("a", "b", "out", "ta", "tb"), [
@@ -69,22 +72,22 @@ def test_a_long_expression_goes_through_a_copy_of_the_tile() -> None:
     ((1, 5, 9), (1, 1, 9, 20), (1, 1, 5, 20), False, False),
 ])
 def test_batches_and_transposes(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], ta: bool, tb: bool) -> None:
-    check(GEMM, matmul(a, b, out, ta=ta, tb=tb, biased=True), pitch={"a": a[-1] + 2, "y": 24})
+    check(GEMM, matmul(a, b, out, ta=ta, tb=tb, biased=True), pitch={"a": a[-1] + 2, "y": 24}, absolute=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f16", "i32", "i64"])
 def test_types(dtype: str) -> None:
-    check(GEMM, matmul((11, 19), (19, 21), (11, 21), dtype=dtype), pitch={"a": 20})
+    check(GEMM, matmul((11, 19), (19, 21), (11, 21), dtype=dtype), pitch={"a": 20}, absolute=1e-4)
 
 
 def test_symbolic_sizes() -> None:
     batch, length = symbol("batch"), symbol("length")
     p = matmul((batch, length, 12), (12, 18), (batch, length, 18), biased=True)
     for sizes in ({"batch": 1, "length": 1}, {"batch": 2, "length": 11}, {"batch": 3, "length": 0}):
-        check(GEMM, p, sizes=sizes)
+        check(GEMM, p, sizes=sizes, absolute=1e-4)
     p = matmul((batch, length, 12), (3, 12, 18), (3, length, 18))
     for sizes in ({"batch": 1, "length": 5}, {"batch": 3, "length": 4}):
-        check(GEMM, p, sizes=sizes)
+        check(GEMM, p, sizes=sizes, absolute=1e-4)
 
 
 @pytest.mark.parametrize("spatial", [(7,), (5, 6), (2, 3, 4)])
@@ -92,7 +95,7 @@ def test_pointwise_convolution(spatial: tuple[int, ...]) -> None:
     rank = len(spatial)
     p = problem("convolution", {"x": ("f32", (2, *spatial, 10)), "w": ("f32", (*[1] * rank, 10, 26))}, ("f32", (2, *spatial, 26)),
                 constants={"w": weights(*[1] * rank, 10, 26)}, strides=(1,) * rank, dilations=(1,) * rank, pads=(0,) * 2 * rank, groups=1)
-    check(GEMM, p, pitch={"x": 13, "y": 30})
+    check(GEMM, p, pitch={"x": 13, "y": 30}, absolute=1e-4)
 
 
 def test_the_same_bits_however_it_is_cut() -> None:

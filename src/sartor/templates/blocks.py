@@ -58,7 +58,7 @@ def runs(builder: Builder, tiles: Value) -> Iterator[Run]:
 
 
 @contextmanager
-def chunks(builder: Builder, run: Run, tiles: int) -> Iterator[Run]:
+def chunks(builder: Builder, run: Run, tiles: Number) -> Iterator[Run]:
     """Pieces of a run of at most `tiles` tiles."""
     with builder.loop("chunk", run.first, run.last, tiles, unroll=1) as first:
         yield Run(run.outer, first, builder.minimum(first + tiles, run.last))

@@ -22,6 +22,7 @@ from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Epilogue, working
 from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile, tile_choices
 from sartor.templates.panels import pack_panels, working_array
+from sartor.templates.product import chunk_tiles
 from sartor.templates.slots import Slots
 from sartor.templates.spatial import Window, WindowCode, window
 from sartor.types import BYTES
@@ -61,7 +62,7 @@ class ConvolutionCode:
         self.config = config
         self.window = WindowCode(slots, shape, compiled=is_gathered(problem))
         scalar = problem.input(0).dtype
-        groups, inputs, outputs = channels(problem)
+        _, inputs, outputs = channels(problem)
         self.panels = slots.constant("w", 0, tile.scalar)
         self.zeros = slots.zeros("zeros", max(64, inputs * BYTES[scalar]), scalar)
         self.y = slots.pointer("y", problem.layer.outputs[0])
@@ -72,7 +73,7 @@ class ConvolutionCode:
         self.depth = slots.size("depth", shape.taps * inputs)
         self.taps = slots.size("taps", shape.taps)
         self.block_count = slots.size("panel_blocks", group_blocks(outputs, tile, config))
-        self.grouped = groups > 1
+        self.chunk = slots.size("chunk_tiles", chunk_tiles(tile, config))
 
     def write(self, epilogue: Epilogue, left: Addresses | Patches) -> None:
         """Emits the whole body."""
@@ -86,7 +87,7 @@ class ConvolutionCode:
             block = even(b, panel_count, self.block_count, run.outer - group * self.block_count)
             panels = self.panels.at((group * panel_count) * panel_size)
             first_column = group * self.outputs
-            with chunks(b, run, chunk_tiles(tile, self.config)) as chunk:
+            with chunks(b, run, self.chunk) as chunk:
                 left.prepare(chunk, group * self.inputs)
                 last_panel = block.start + block.length
                 with b.loop("panel", block.start, last_panel, unroll=1) as p:
@@ -219,11 +220,6 @@ class Patches:
         first = self.matrix.at((start - self.first_pixel) * self.row)
         rows = [first.at(i * self.row) for i in range(accumulators.rows)]
         multiply(accumulators, rows, panel, code.depth, unroll=code.unroll(accumulators.rows), prefetch=int(code.config["prefetch"]))
-
-
-def chunk_tiles(tile: Tile, config: Config) -> int:
-    """Tiles in a chunk of pixels."""
-    return max(1, int(config["mc"]) // tile.rows)
 
 
 def group_blocks(outputs: int, tile: Tile, config: Config) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
+from sartor.templates.attention import Attention
 from sartor.templates.base import Template
 from sartor.templates.convolution import CONVOLUTION
 from sartor.templates.depthwise import DEPTHWISE
@@ -31,6 +32,7 @@ TEMPLATES: tuple[Template, ...] = (
     Reduce(),
     Softmax(),
     Normalize(),
+    Attention(),
     Transpose(),
     Concat(),
     Slice(),

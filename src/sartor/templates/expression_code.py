@@ -368,10 +368,13 @@ class Operand:
 
         A scalar where all lanes are the same.
         """
+        return self.load_at(self.row_offset(row), column, lanes, mask)
+
+    def load_at(self, offset: Number, column: Number, lanes: int, mask: Value | None = None) -> Value:
+        """As `load`, from a row whose `row_offset` is known."""
         if self.value is not None:
             return self.value
         b = self.builder
-        offset = self.row_offset(row)
         if isinstance(self.column, Value):
             return widen(b, self._load_either(offset, column, lanes, mask))
         if self.column == 0:

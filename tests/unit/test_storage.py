@@ -206,8 +206,9 @@ def test_a_slice_that_is_reshaped_is_copied_when_rows_are_not_whole():
         [piece("p", "x", "a", (0, 2)), reshape("r", "a", "b"), unary("y", "b", "y")],
     )
     storage = plan(g)
-    assert len(storage.layers) == 2
-    assert storage.places["b"].pitch == 8
+    assert names(storage) == ["copy r/a", "y"]
+    assert where(storage, "a") == ("x", 2, 6)
+    assert where(storage, "b") == ("r/a", 0, 8)
 
 
 def test_outputs_that_are_views_inputs_or_repeated_are_copied():

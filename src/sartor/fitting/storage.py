@@ -209,7 +209,11 @@ class _Planner:
             link = self._slice_link(layer) if layer.kind == "slice" else self._reshape_link(layer)
             if link is not None:
                 self.gone.add(layer.name)
-                if not self.try_link(result, link):
+                if self.try_link(result, link):
+                    continue
+                if layer.kind == "reshape":
+                    self._reshape_a_copy(layer)
+                else:
                     self.gone.discard(layer.name)
 
     def _computes(self, layer: Layer) -> bool:
@@ -224,6 +228,13 @@ class _Planner:
                 return None
         same = self.tensors[source].columns == self.tensors[result].columns
         return _Link(source, flat=not same)
+
+    def _reshape_a_copy(self, layer: Layer) -> None:
+        """A reshape of what does not lie dense: it is copied first, and the result is a view of the copy."""
+        source, result = layer.inputs[0], layer.outputs[0]
+        copy = self._copy(source, f"{layer.name}/{source}", self.stage[result])
+        self.copies_before.setdefault(layer.name, []).append(copy)
+        self.try_link(result, _Link(copy.outputs[0], flat=True))
 
     def _slice_link(self, layer: Layer) -> _Link | None:
         source, result = self.tensors[layer.inputs[0]], self.tensors[layer.outputs[0]]

@@ -271,11 +271,9 @@ class Context:
         return name
 
     def move_aside(self, name: str) -> str:
-        """Renames a constant, so that a layer can make its old name."""
-        array = self.constant(name)
-        assert array is not None
-        moved = self.new_constant(array, f"{name}.constant")
-        del self.graph.constants[name]
+        """Moves the contents of a constant to a new name, so that a layer can make its old one; returns the new name."""
+        moved = self.unique(f"{name}.constant")
+        self.graph.constants[moved] = self.graph.constants.pop(name)
         return moved
 
     def set_lazy_constant(self, name: str, tensor: Any, dtype: str) -> None:

@@ -16,7 +16,6 @@ import onnx_ir
 from onnx.reference import ReferenceEvaluator
 
 from sartor.errors import ModelError
-from sartor.importers.onnx import dense_array
 from sartor.ops.context import Array, Call, Context
 from sartor.types import from_numpy
 
@@ -98,8 +97,6 @@ def _constant_value(call: Call) -> Array:
     for name, value in call.attributes.items():
         if name == "value":
             return np.asarray(value.numpy())
-        if name == "sparse_value":
-            return dense_array(onnx_ir.to_proto(call.node).attribute[0].sparse_tensor)
         if name in ("value_float", "value_floats"):
             return np.array(value, np.float32)
         if name in ("value_int", "value_ints"):

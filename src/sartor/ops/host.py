@@ -98,8 +98,11 @@ def type_proto(tensor: Tensor, known: dict[str, Dim]) -> onnx.TypeProto:
 def _tensor(context: Context, call: Call, place: int, proto: onnx.TypeProto | None, known: Mapping[str, Dim],
             defines: list[tuple[str, int, int]]) -> Tensor:
     name = call.outputs[place]
-    if proto is None or not proto.HasField("tensor_type") or proto.tensor_type.elem_type not in _NAMES:
-        raise UnsupportedError(f"{call}: its output {name!r} is no tensor of a supported element type")
+    if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.elem_type:
+        raise UnsupportedError(f"{call}: its output {name!r} is no tensor, or one of a type that cannot be told before it runs")
+    if proto.tensor_type.elem_type not in _NAMES:
+        known_as = onnx.TensorProto.DataType.Name(proto.tensor_type.elem_type).lower()
+        raise UnsupportedError(f"{call}: its output {name!r} has the element type {known_as}, which is not supported")
     if not proto.tensor_type.HasField("shape"):
         _declared_rank(call, place, proto)
     if not proto.tensor_type.HasField("shape"):

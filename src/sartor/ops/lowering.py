@@ -195,26 +195,22 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
     for name in outputs:
         if name not in graph.tensors and name not in context.aliases:
             raise ModelError(f"the model's output {name!r} is made by nothing")
+        context.value(name)
     made = {v for layer in graph.layers for v in layer.outputs}
     renames: dict[str, str] = {}
     for name in outputs:
         target = context.aliases.get(name, name)
         if target != name and target in made and target not in outputs and target not in renames:
-            renames[target] = name
+            renames[target] = name  # the layer makes the output itself
+        elif target == name and name not in made and name not in graph.inputs:
+            renames[name] = context.move_aside(name)  # a constant, of which the output is a copy
     _rename(graph, renames)
-    made = {renames.get(v, v) for v in made}
+    made = {v for layer in graph.layers for v in layer.outputs}
     for name in outputs:
-        if name in made or name in graph.inputs:
-            continue
-        target = context.value(name)
-        target = renames.get(target, target)
-        if name in (v for layer in graph.layers for v in layer.outputs):
-            continue  # a value with known contents, just made
-        context.call = Call("Identity", "", 0, context.unique_layer(f"{name}.copy"), (target,), (name,), {})
-        if target == name:  # a constant under the output's own name
-            target = context.move_aside(name)
-        context.aliases.pop(name, None)
-        context.copy(target, name)
+        if name not in made and name not in graph.inputs:
+            target = context.aliases.pop(name, name)
+            context.call = Call("Identity", "", 0, context.unique_layer(f"{name}.copy"), (), (name,), {})
+            context.copy(renames.get(target, target), name)
     graph.outputs = tuple(outputs)
     _prune(graph)
 
@@ -222,13 +218,13 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
 def _rename(graph: Graph, names: Mapping[str, str]) -> None:
     if not names:
         return
+
     def renamed(values: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(names.get(v, v) for v in values)
 
     graph.layers = [replace(layer, inputs=renamed(layer.inputs), outputs=renamed(layer.outputs), extra=renamed(layer.extra))
                     for layer in graph.layers]
-    for old, new in names.items():
-        graph.tensors[new] = graph.tensors.pop(old)
+    graph.tensors.update({new: graph.tensors.pop(old) for old, new in names.items()})
 
 
 def _prune(graph: Graph) -> None:

@@ -177,28 +177,23 @@ def slice_axis(context: Context, dim: Dim, start: Dim, end: Dim, step: int) -> t
     if step > 0:
         end_at = dim if isinstance(end, int) and end >= _FAR else minimum(_from_end(context, dim, end), dim)
         begin = _from_end(context, dim, start)
-        if isinstance(begin, int) and isinstance(dim, int):
-            begin = min(begin, dim)
-        elif not at_least(dim - begin, 0) and end_at == dim:
-            context.require_at_least(dim, begin)
-        return begin, _count(end_at - begin, step)
+        begin = min(begin, dim) if isinstance(begin, int) and isinstance(dim, int) else begin
+        return begin, _count(context, dim, end_at - begin, step)
     begin = dim - 1 if isinstance(start, int) and start >= _FAR else minimum(_from_end(context, dim, start), dim - 1)
     last: Dim = -1
     if not (isinstance(end, int) and (end <= -_FAR or (isinstance(dim, int) and end < -dim))):
         last = _from_end(context, dim, end)
     if isinstance(last, int) and isinstance(begin, int):
         last = max(last, -1)
-    return begin, _count(begin - last, -step)
+    return begin, _count(context, dim, begin - last, -step)
 
 
-def _count(span: Dim, step: int) -> Dim:
-    count = ceildiv(span, step)
-    return count if isinstance(span, Size) and isinstance(count, Size) and _is_room(span) else maximum(count, 0)
-
-
-def _is_room(span: Size) -> bool:
-    """Whether a span is a dimension less a number: conditions hold it to be at least 0."""
-    return all(f > 0 for t, f in span.terms if t)
+def _count(context: Context, dim: Dim, span: Dim, step: int) -> Dim:
+    """How many steps a span has; a symbolic dimension less a number is taken, and held, to be at least 0."""
+    if isinstance(span, Size) and isinstance(dim - span, int):
+        context.require_at_least(span, 0)
+        return ceildiv(span, step)
+    return maximum(ceildiv(span, step), 0)
 
 
 def _from_end(context: Context, dim: Dim, place: Dim) -> Dim:

@@ -138,6 +138,19 @@ def exp(b: Builder, x: Value) -> Value:
     return b.select(x <= highest, r, x * inf)
 
 
+def exp_not_positive(b: Builder, x: Value) -> Value:
+    """e^x for x <= 0 (softmax), within 2 ULP, in fewer steps than `exp`; 0 below the logarithm of the smallest normal number."""
+    if _is_double(b, x, "exp_not_positive"):
+        return exp(b, x)
+    x = b.maximum(-88.0, x)  # where the power below is 0; in this order a NaN stays
+    biased = 1.5 * 2.0**23 + 127.0
+    shifted = b.fma(x, _LOG2_E, biased)  # its last bits are the exponent with its bias
+    n = shifted - biased
+    r = b.fma(n, 2.12194440e-4, b.fma(n, -0.693359375, x))
+    p = b.fma(polynomial(b, r, _EXP32), r * r, r) + 1.0
+    return p * b.bitcast(b.bitcast(shifted, "i32") << 23, "f32")
+
+
 def exp2(b: Builder, x: Value) -> Value:
     """2^x, within 2 ULP."""
     double = _is_double(b, x, "exp2")

@@ -274,17 +274,17 @@ class _Code:
                 b.store(row, t, s, chosen)
             return s
 
-        best = RowTotal(b, accumulator("max"), "f32", tile.lanes, masked=self.masked)
+        best = RowTotal(b, accumulator("peak"), "f32", tile.lanes, masked=self.masked)
         best.take(0, length, score)
         top = best.result()
 
         def exponential(t: Value, lanes: int, chosen: Value | None) -> Value:
             s = b.load(row, t, lanes, chosen)
-            e = functions.exp(b, (s if mask is not None else s * self.scale) - top)
+            e = functions.exp_not_positive(b, (s if mask is not None else s * self.scale) - top)
             b.store(row, t, e, chosen)
             return e
 
-        total = RowTotal(b, accumulator("sum"), "f32", tile.lanes, masked=self.masked)
+        total = RowTotal(b, accumulator("sum"), "f32", tile.lanes, masked=self.masked, vectors=2)
         total.take(0, length, exponential)
         b.store(sums, m, total.result())
         if self.causal:

@@ -140,7 +140,12 @@ def extreme(b: Builder, code: str, best: Value, x: Value) -> Value:
 
 
 def accumulator(op: str) -> Accumulator:
-    """The accumulator of a reduction `op` of layer.py (not of the two-pass and arg ones)."""
+    """The accumulator of a reduction `op` of layer.py (not of the two-pass and arg ones), or of `peak`, a max that passes over NaNs."""
+    if op == "peak":
+        def higher(b: Builder, best: Value, x: Value) -> Value:
+            return b.maximum(x, best)
+
+        return Accumulator(_smallest, higher, higher)
     if op in ("max", "min"):
         def step(b: Builder, best: Value, x: Value) -> Value:
             return extreme(b, op, best, x)

@@ -1,7 +1,8 @@
 """Softmax and its logarithm along any dim.
 
 A row is read for its maximum, then its exponentials go to scratch while they are summed, then they are scaled.  Short rows
-of known length stay in registers.  Along another dim than the last, a tile of columns is treated at once.
+of known length stay in registers.  Along another dim than the last, a tile of columns is treated at once.  The maximum passes
+over NaNs, which turn the sum and so the whole row into NaNs.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class _Code:
         kinds = [x.dtype, self.scalar, problem.output().dtype]
         self.lanes, self.masked = lanes_for(device.target, kinds), can_mask(device.target, kinds)
         self.width = 2 * VECTORS * self.lanes
+        self.heavy = VECTORS if device.target.vector_registers >= 32 else 2  # exponentials at once, with their constants in registers
         self.slots = slots = Slots(b, problem)
         self.x, self.x_pitch = slots.pointer("x", layer.inputs[0]), slots.pitch("x_pitch", layer.inputs[0])
         self.y, self.y_pitch = slots.pointer("y", layer.outputs[0]), slots.pitch("y_pitch", layer.outputs[0])
@@ -123,7 +125,7 @@ class _Code:
                 self.row(row)
 
     def exp(self, x: Value) -> Value:
-        return functions.exp(self.b, x)
+        return functions.exp_not_positive(self.b, x)
 
     def logarithm(self, x: Value) -> Value:
         return functions.FUNCTIONS["log"](self.b, x)
@@ -138,7 +140,7 @@ class _Code:
         """One row of any length."""
         b, columns = self.b, self.columns
         base = row * self.x_pitch
-        best = RowTotal(b, accumulator("max"), self.scalar, self.lanes, masked=self.masked, vectors=VECTORS)
+        best = RowTotal(b, accumulator("peak"), self.scalar, self.lanes, masked=self.masked, vectors=VECTORS)
         best.take(0, columns, lambda column, lanes, mask: self.fetch(base + column, lanes, mask))
         top = best.result()
 
@@ -148,7 +150,7 @@ class _Code:
                 b.store(self.store, column, e, mask)
             return e
 
-        sums = RowTotal(b, accumulator("sum"), self.scalar, self.lanes, masked=self.masked, vectors=VECTORS)
+        sums = RowTotal(b, accumulator("sum"), self.scalar, self.lanes, masked=self.masked, vectors=self.heavy)
         sums.take(0, columns, exponential)
         total = sums.result()
         rest = self.logarithm(total) if self.log else 1.0 / total
@@ -173,7 +175,7 @@ class _Code:
         masks = [b.first_lanes(columns - i * lanes, lanes) if columns < (i + 1) * lanes else None for i in range(count)]
         x = [self.fetch(base + i * lanes, lanes, mask) for i, mask in enumerate(masks)]
         low = [v if mask is None else b.select(mask, v, float("-inf")) for v, mask in zip(x, masks, strict=True)]
-        top = self.combine("max", low)
+        top = self.combine("peak", low)
         shifted = [v - top for v in low]
         e = [self.exp(v) for v in shifted]
         total = self.combine("sum", [v if mask is None else b.select(mask, v, 0.0) for v, mask in zip(e, masks, strict=True)])
@@ -203,7 +205,7 @@ class _Code:
             def fetch(place: Number, v: int) -> Value:
                 return self.fetch(place * self.x_pitch + (column + v * lanes), lanes, mask)
 
-            tops = tile_totals(b, accumulator("max"), kind, vectors, [(0, self.size, self.stride)], start, fetch)
+            tops = tile_totals(b, accumulator("peak"), kind, vectors, [(0, self.size, self.stride)], start, fetch)
             sums = [b.variable("sum", b.constant(0, kind)) for _ in range(vectors)]
             with b.loop("step", 0, self.size) as step:
                 for v in range(vectors):
@@ -221,4 +223,4 @@ class _Code:
                         result = fetch(place, v) - tops[v] - rest[v]
                     self.put(result, place, column + v * lanes, lanes, mask)
 
-        tiles(b, first, last, self.lanes, VECTORS, tile, masked=self.masked)
+        tiles(b, first, last, self.lanes, self.heavy, tile, masked=self.masked)

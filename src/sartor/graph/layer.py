@@ -46,8 +46,6 @@ them and refuses sizes that break one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,6 +152,9 @@ class Problem:
 
     def signature(self) -> str:
         """Everything that decides the layer's speed and nothing that does not: the tuning key, as a hash."""
+        import hashlib  # here, since loading a program needs neither
+        import json
+
         layer = self.layer
         seen: dict[str, int] = {}
         operands = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sartor.errors import OptionError
-from sartor.loops.language import BYTES
+from sartor.types import BYTES
 
 ISAS = ("sse4", "avx2", "avx512", "neon")
 """Instruction sets kernels can be made for, by the names programs and records use."""

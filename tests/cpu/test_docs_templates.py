@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.cpu import harness
 
 from sartor.sizes import symbol
 from sartor.templates.base import Template
-from tests.cpu import harness
 
 PAGE = Path(__file__).parents[2] / "docs" / "templates.md"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cpu.harness import chain, check, device, problem
 
 from sartor.graph.layer import Problem
 from sartor.loops.llvm import compile_ir, render
@@ -13,14 +14,13 @@ from sartor.loops.target import target_for
 from sartor.loops.verify import verify
 from sartor.sizes import Dim, symbol
 from sartor.templates.convolution import CONVOLUTION
-from tests.cpu.harness import chain, check, device, problem
 
 RANDOM = np.random.default_rng(3)
 
 
 def convolution(image: tuple[Dim, ...], outputs: int, kernel: tuple[int, ...], *, strides: tuple[int, ...] | None = None,
                 dilations: tuple[int, ...] | None = None, pads: tuple[int, ...] | None = None, groups: int = 1, dtype: str = "f32",
-                biased: bool = True) -> Problem:
+                biased: bool = True, constant: bool = True) -> Problem:
     """A convolution of an image [N, *s, C] with random weights."""
     rank = len(kernel)
     strides, dilations, pads = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank
@@ -31,7 +31,7 @@ def convolution(image: tuple[Dim, ...], outputs: int, kernel: tuple[int, ...], *
     numpy_type = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "i32": np.int32}[dtype]
     weights = (RANDOM.standard_normal((*kernel, channels // groups, outputs)) * 3).astype(numpy_type)
     extra: dict[str, Any] = {}
-    constants = {"w": weights}
+    constants = {"w": weights} if constant else {}
     if biased:
         constants["bias"] = RANDOM.standard_normal(outputs).astype(numpy_type)
         extra = {"extra": {"bias": (dtype, (outputs,)), "other": (dtype, shape)},
@@ -73,6 +73,12 @@ def test_cases(case: str) -> None:
 @pytest.mark.parametrize("case", ["plain", "asymmetric", "first layer", "grouped"])
 def test_without_wide_vectors(case: str) -> None:
     check(CONVOLUTION, convolution(**CASES[case]), on=device("sse4"), absolute=1e-4)
+
+
+@pytest.mark.parametrize("case", ["plain", "grouped", "first layer"])
+def test_weights_known_at_run_time(case: str) -> None:
+    p = convolution(**CASES[case], constant=False)
+    check(CONVOLUTION, p, pitch={"w": CASES[case]["outputs"] + 1}, absolute=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "i32", "f16"])

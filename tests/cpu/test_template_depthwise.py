@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cpu.harness import chain, check, device, problem
 
 from sartor.graph.layer import Problem
 from sartor.loops.llvm import compile_ir, render
@@ -13,7 +14,6 @@ from sartor.loops.target import target_for
 from sartor.loops.verify import verify
 from sartor.sizes import Dim, symbol
 from sartor.templates.depthwise import DEPTHWISE
-from tests.cpu.harness import chain, check, device, problem
 
 RANDOM = np.random.default_rng(4)
 

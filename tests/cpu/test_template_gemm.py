@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cpu.harness import Array, Bound, chain, check, device, problem, random_inputs, run
 
 from sartor.graph.layer import Problem
 from sartor.loops.language import Kernel
@@ -14,10 +15,6 @@ from sartor.loops.target import target_for
 from sartor.loops.verify import verify
 from sartor.sizes import symbol
 from sartor.templates.gemm import GEMM
-from tests.cpu.harness import Array, Bound, chain, check, device, problem, random_inputs, run
-
-
-
 
 RANDOM = np.random.default_rng(7)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cpu.harness import chain, check, device, problem
 
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder
@@ -14,7 +15,6 @@ from sartor.loops.target import target_for
 from sartor.loops.verify import verify
 from sartor.sizes import symbol
 from sartor.templates.matmul import MATMUL, transposed_square
-from tests.cpu.harness import chain, check, device, problem
 
 
 def matmul(a: tuple[Any, ...], b: tuple[Any, ...], out: tuple[Any, ...], ta: bool = False, tb: bool = False, dtype: str = "f32") -> Problem:

@@ -9,14 +9,17 @@ from sartor.graph.layer import Problem
 from sartor.templates.attention import Attention
 from sartor.templates.base import Template
 from sartor.templates.convolution import CONVOLUTION
+from sartor.templates.deconvolution import DECONVOLUTION
 from sartor.templates.depthwise import DEPTHWISE
 from sartor.templates.elementwise import Elementwise
 from sartor.templates.gather import Gather
 from sartor.templates.gemm import GEMM
+from sartor.templates.matmul import MATMUL
 from sartor.templates.movement import Concat, Pad, Slice
 from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
+from sartor.templates.reduce_index import ReduceIndex
 from sartor.templates.sizes import Iota, Sizes
 from sartor.templates.softmax import Softmax
 from sartor.templates.transpose import Transpose
@@ -25,11 +28,14 @@ from sartor.templates.winograd import WINOGRAD
 TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
     GEMM,
+    MATMUL,
     DEPTHWISE,
     WINOGRAD,
     CONVOLUTION,
+    DECONVOLUTION,
     Pool(),
     Reduce(),
+    ReduceIndex(),
     Softmax(),
     Normalize(),
     Attention(),

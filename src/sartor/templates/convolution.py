@@ -15,16 +15,26 @@ import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
-from sartor.loops.language import Buffer, Builder, Number, Value
-from sartor.sizes import Dim, product
+from sartor.loops.language import Buffer, Builder, Value
+from sartor.sizes import ceildiv, product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Epilogue, working
-from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile, tile_choices
-from sartor.templates.panels import pack_panels, working_array
+from sartor.templates.microkernel import (
+    Accumulators,
+    Output,
+    Place,
+    Tile,
+    choose_tile,
+    multiply,
+    parse_tile,
+    rows_from,
+    tile_choices,
+)
 from sartor.templates.product import chunk_tiles
 from sartor.templates.slots import Slots
 from sartor.templates.spatial import Window, WindowCode, window
+from sartor.templates.weights import Weights, is_static
 from sartor.types import BYTES
 
 Array = np.ndarray[Any, Any]
@@ -54,7 +64,7 @@ def is_gathered(problem: Problem) -> bool:
 class ConvolutionCode:
     """Writes the kernel; `Addresses` and `Patches` say how a chunk's left-hand side is prepared and read."""
 
-    def __init__(self, slots: Slots, tile: Tile, config: Config, shape: Window) -> None:
+    def __init__(self, slots: Slots, tile: Tile, config: Config, shape: Window, weights: Weights) -> None:
         problem = slots.problem
         self.slots = slots
         self.builder: Builder = slots.builder
@@ -63,7 +73,8 @@ class ConvolutionCode:
         self.window = WindowCode(slots, shape, compiled=is_gathered(problem))
         scalar = problem.input(0).dtype
         _, inputs, outputs = channels(problem)
-        self.panels = slots.constant("w", 0, tile.scalar)
+        self.panels = weights.declare(slots)
+        self.aligned = weights.is_constant
         self.zeros = slots.zeros("zeros", max(64, inputs * BYTES[scalar]), scalar)
         self.y = slots.pointer("y", problem.layer.outputs[0])
         self.y_pitch = slots.pitch("y_pitch", problem.layer.outputs[0])
@@ -95,7 +106,7 @@ class ConvolutionCode:
                     panel = panels.at(p * panel_size)
                     with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
                         part = even(b, self.pixels, self.tiles, t)
-                        place = Place(part.start, first_column + column, part.length, self.outputs - column)
+                        place = Place(rows_from(part.start), first_column + column, part.length, self.outputs - column)
                         accumulate = partial(left.accumulate, tile_index=t - chunk.first, start=part.start, panel=panel)
                         output.compute(place, b.scratch(tile.scalar), accumulate)
 
@@ -147,7 +158,7 @@ class Addresses:
         with b.loop("tap", 0, code.taps, unroll=1) as tap:
             rows = [self.table.row(entries + tap * tile.rows + i) for i in range(accumulators.rows)]
             multiply(accumulators, rows, panel.at(tap * (code.inputs * tile.columns)), code.inputs,
-                     unroll=code.unroll(accumulators.rows), prefetch=int(code.config["prefetch"]))
+                     unroll=code.unroll(accumulators.rows), aligned=code.aligned, prefetch=int(code.config["prefetch"]))
 
 
 class Patches:
@@ -219,12 +230,13 @@ class Patches:
         code = self.code
         first = self.matrix.at((start - self.first_pixel) * self.row)
         rows = [first.at(i * self.row) for i in range(accumulators.rows)]
-        multiply(accumulators, rows, panel, code.depth, unroll=code.unroll(accumulators.rows), prefetch=int(code.config["prefetch"]))
+        multiply(accumulators, rows, panel, code.depth, unroll=code.unroll(accumulators.rows), aligned=code.aligned,
+                 prefetch=int(code.config["prefetch"]))
 
 
 def group_blocks(outputs: int, tile: Tile, config: Config) -> int:
     """Into how many blocks the panels of a group are cut."""
-    return -(-(-(-outputs // tile.columns)) // int(config["panels"]))
+    return int(ceildiv(ceildiv(outputs, tile.columns), int(config["panels"])))  # type: ignore[arg-type]
 
 
 # --- the template ---------------------------------------------------------------------------------------------------------
@@ -236,8 +248,8 @@ class ConvolutionTemplate:
     name = "convolution"
 
     def applies(self, problem: Problem, device: Device) -> bool:
-        return (problem.layer.kind == "convolution" and problem.constant(1) is not None and problem.input(0).dtype != "bool"
-                and problem.input(0).dtype == problem.input(1).dtype)
+        return (problem.layer.kind == "convolution" and problem.input(0).dtype != "bool"
+                and problem.input(0).dtype == problem.input(1).dtype and is_static(problem.input(1)))
 
     def space(self, problem: Problem, device: Device) -> Space:
         default = self.default(problem, device)
@@ -247,7 +259,7 @@ class ConvolutionTemplate:
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         scalar = working(problem.input(0).dtype)
-        groups, inputs, outputs = channels(problem)
+        _, inputs, outputs = channels(problem)
         tile = choose_tile(outputs, device.target, scalar)
         columns = parse_tile(tile, scalar, device.target).columns
         panel = columns * BYTES[scalar] * inputs * int(np.prod(kernel_shape(problem)))
@@ -255,21 +267,16 @@ class ConvolutionTemplate:
         return {"tile": tile, "panels": panels, "mc": 96, "unroll": 4, "prefetch": 0}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
-        weights = problem.constant(1)
-        assert weights is not None
-        dtype = problem.input(1).dtype
-        groups, inputs, outputs = channels(problem)
-        matrix = working_array(weights, dtype).reshape(-1, groups, outputs).swapaxes(0, 1)
-        return (pack_panels(matrix, parse_tile(config["tile"], working(dtype), device.target).columns),)
+        return self._weights(problem, config, device).constants()
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
-        scalar = working(problem.input(0).dtype)
-        tile = parse_tile(config["tile"], scalar, device.target)
         shape = window(problem, kernel_shape(problem))
         groups, inputs, outputs = channels(problem)
+        weights = self._weights(problem, config, device)
+        tile = weights.tile
         builder = Builder("convolution")
         slots = Slots(builder, problem)
-        code = ConvolutionCode(slots, tile, config, shape)
+        code = ConvolutionCode(slots, tile, config, shape, weights)
         epilogue = Epilogue(builder, problem)
         if is_gathered(problem):
             code.write(epilogue, Patches(code, shape, inputs))
@@ -278,10 +285,19 @@ class ConvolutionTemplate:
             code.write(epilogue, Addresses(code))
             scratch = Addresses.scratch(tile, config, shape)
         blocks = groups * group_blocks(outputs, tile, config)
-        return Implementation((KernelCall(
+        call = KernelCall(
             builder.finish(), (*slots.arguments, *epilogue.arguments()), extent=tiles_of(shape.pixels, tile.rows) * blocks,
             scratch=scratch, multiply_adds=product((shape.pixels, shape.taps, inputs, outputs, groups)),
-            bytes=problem.input(0).bytes + problem.input(1).bytes + problem.output().bytes),))
+            bytes=problem.input(0).bytes + problem.input(1).bytes + problem.output().bytes)
+        return Implementation((*weights.calls(), call), weights.workspaces())
+
+    def _weights(self, problem: Problem, config: Config, device: Device) -> Weights:
+        """The panels: rows of a group are (tap, channel), the same for all groups, whose columns stand side by side."""
+        scalar = working(problem.input(0).dtype)
+        groups, inputs, outputs = channels(problem)
+        depth = inputs * int(np.prod(kernel_shape(problem)))
+        rows = np.broadcast_to(np.arange(depth), (groups, depth))
+        return Weights(problem, parse_tile(config["tile"], scalar, device.target), rows, outputs, outputs)
 
     def contiguous(self, problem: Problem, value: str) -> bool:
         return value == problem.layer.inputs[0] and is_gathered(problem)

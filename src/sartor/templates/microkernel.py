@@ -135,8 +135,8 @@ def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, 
         accumulators.step(rows, panel, element, index * step, align)
 
     if isinstance(depth, int) and depth <= unroll:
-        for k in range(depth):
-            at(k, 0)
+        for known in range(depth):
+            at(known, 0)
         return
     whole = depth // unroll * unroll
     with b.loop("k", 0, whole, unroll, unroll=1) as k:
@@ -181,28 +181,33 @@ def store_pixels(builder: Builder, epilogue: Epilogue, output: Buffer, pitch: Va
         b.store(output, (row + pixel) * pitch + column, finished, mask)
 
     if is_cheap(epilogue) and (mask is None or count is None):
-        for x, value in enumerate(results):
+        for known, value in enumerate(results):
             if count is None:
-                store(value, x)
+                store(value, known)
                 continue
-            with b.branch(count > x):
-                store(value, x)
+            with b.branch(count > known):
+                store(value, known)
         return
     line = b.local("line", results[0].type.scalar, len(results) * lanes)
-    for x, value in enumerate(results):
-        b.store(line, x * lanes, value)
+    for known, value in enumerate(results):
+        b.store(line, known * lanes, value)
     with b.loop("x", 0, len(results) if count is None else count, unroll=1) as x:
         store(b.load(line, x * lanes, lanes), x)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tile lies: its first row and column of the output, its height, and how many columns there are from its first on."""
+    """Where a tile lies in the output: the row that is its i-th, its first column, its height, and the columns from that one on."""
 
-    row: Value
+    row: Callable[[Number], Value]
     column: Value
     height: Value
     columns_left: Value
+
+
+def rows_from(first: Value) -> Callable[[Number], Value]:
+    """Rows of a tile that follow one another in the output."""
+    return lambda i: first + i
 
 
 class Output:
@@ -271,7 +276,7 @@ class Output:
     def _store_tile(self, accumulators: Accumulators, place: Place) -> None:
         for i, values in enumerate(accumulators.values):
             for j, value in enumerate(values):
-                self.store(value.get(), place.row + i, place.column + j * self.tile.lanes)
+                self.store(value.get(), place.row(i), place.column + j * self.tile.lanes)
 
     def _store_copy(self, copy: Buffer, place: Place) -> None:
         """Stores the rows and columns that exist of a tile in `copy`."""
@@ -282,8 +287,8 @@ class Output:
         with b.loop("row", 0, place.height, unroll=1) as i:
             with b.loop("vector", 0, whole, unroll=1) as j:
                 at = j * tile.lanes
-                self.store(b.load(copy, i * tile.columns + at, tile.lanes), place.row + i, place.column + at)
+                self.store(b.load(copy, i * tile.columns + at, tile.lanes), place.row(i), place.column + at)
             with b.branch(rest > 0):
                 at = whole * tile.lanes
                 mask = b.first_lanes(rest, tile.lanes)
-                self.store(b.load(copy, i * tile.columns + at, tile.lanes), place.row + i, place.column + at, mask)
+                self.store(b.load(copy, i * tile.columns + at, tile.lanes), place.row(i), place.column + at, mask)

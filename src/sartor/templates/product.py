@@ -16,7 +16,7 @@ from sartor.sizes import Dim, product
 from sartor.templates.base import Argument, Config, KernelCall
 from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Broadcast, Epilogue, classify
-from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile
+from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile, rows_from
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
 
@@ -184,7 +184,7 @@ class ProductCode:
                      unroll=int(self.config["unroll"]) if nearly_full else 1, row_step=self.a_pitch if transposed else 1,
                      aligned=self.panels.aligned, prefetch=int(self.config["prefetch"]))
 
-        place = Place(first_row + part.start, column, part.length, self.n - column)
+        place = Place(rows_from(first_row + part.start), column, part.length, self.n - column)
         copy = b.scratch(tile.scalar, copy_index * tile.bytes)
         if end is None:
             self.output.compute(place, copy, accumulate)

@@ -7,7 +7,7 @@ images of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -123,31 +123,17 @@ class WindowCode:
 
     def position(self, pixel: Value) -> list[Variable]:
         """Coordinates (batch, leading..., height, width) of a flattened output pixel, as variables for `advance`."""
-        b, rest, found = self.builder, pixel, []
-        for axis in reversed(self.axes):
-            out = b.maximum(axis.out, 1) if isinstance(axis.out, Value) else axis.out
-            quotient = rest // out
-            found.append(rest - quotient * out)
-            rest = quotient
-        return [b.variable("at", value) for value in (rest, *reversed(found))]
+        return position(self.builder, [axis.out for axis in self.axes], pixel)
 
-    def advance(self, position: list[Variable]) -> None:
+    def advance(self, at: list[Variable]) -> None:
         """Moves to the next output pixel."""
-        b = self.builder
-        carry: Value | None = None
-        for variable, axis in zip(reversed(position[1:]), reversed(self.axes), strict=True):
-            moved = variable.get() + (1 if carry is None else carry)
-            wraps = moved >= axis.out
-            variable.set(b.select(wraps, b.constant(0, moved.type), moved))
-            carry = b.cast(wraps, "i64")
-        if carry is not None:
-            position[0].set(position[0].get() + carry)
+        advance(self.builder, [axis.out for axis in self.axes], at)
 
     @contextmanager
     def row_taps(self, at: list[Value]) -> Iterator[tuple[Value, Value, Value]]:
         """Loops over the taps of all axes but the width: (number of the tap, entry of the table, whether it is inside)."""
         b = self.builder
-        with _nest(b, [axis.kernel for axis in self.leading], "tap") as taps:
+        with nest(b, [axis.kernel for axis in self.leading], "tap") as taps:
             image, inside, number = at[0], b.constant(True, at[0].type.of("bool")), b.constant(0, at[0].type)
             for axis, o, tap in zip(self.leading, at[1:-2], taps, strict=True):
                 i = o * axis.stride + tap * axis.dilation - axis.before
@@ -161,11 +147,34 @@ class WindowCode:
                 yield number * self.height.kernel + y, entry, inside & ~self.is_padding(entry)
 
 
+def position(builder: Builder, sizes: Sequence[Number], pixel: Value) -> list[Variable]:
+    """Coordinates (batch, then one for each of `sizes`) of a flattened pixel, as variables."""
+    rest, found = pixel, []
+    for size in reversed(sizes):
+        divisor = builder.maximum(size, 1) if isinstance(size, Value) else size
+        quotient = rest // divisor
+        found.append(rest - quotient * divisor)
+        rest = quotient
+    return [builder.variable("at", value) for value in (rest, *reversed(found))]
+
+
+def advance(builder: Builder, sizes: Sequence[Number], at: Sequence[Variable]) -> None:
+    """Moves coordinates to the next pixel."""
+    carry: Value | None = None
+    for variable, size in zip(reversed(at[1:]), reversed(sizes), strict=True):
+        moved = variable.get() + (1 if carry is None else carry)
+        wraps = moved >= size
+        variable.set(builder.select(wraps, builder.constant(0, moved.type), moved))
+        carry = builder.cast(wraps, "i64")
+    if carry is not None:
+        at[0].set(at[0].get() + carry)
+
+
 @contextmanager
-def _nest(builder: Builder, counts: list[Number], name: str) -> Iterator[list[Value]]:
+def nest(builder: Builder, counts: Sequence[Number], name: str) -> Iterator[list[Value]]:
     """Nested loops over ranges."""
     if not counts:
         yield []
         return
-    with builder.loop(name, 0, counts[0], unroll=1) as first, _nest(builder, counts[1:], name) as rest:
+    with builder.loop(name, 0, counts[0], unroll=1) as first, nest(builder, counts[1:], name) as rest:
         yield [first, *rest]

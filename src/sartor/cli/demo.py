@@ -68,11 +68,15 @@ def command(image: Path | None, passes: int, save: Path | None, as_json: bool) -
                 "same": same,
                 "networks": times,
                 "compile_seconds": round(compiled, 3),
+                "fallbacks": ours.fallbacks,
             }
         )
     else:
         _print(theirs, ours, times)
         click.echo(f"\n{'The texts are the same.' if same else 'THE TEXTS DIFFER.'}  Compiled in {compiled:.1f} s.")
+    for name, fallbacks in ours.fallbacks.items():
+        if fallbacks:
+            say(f"note: not native code in {name}: {', '.join(fallbacks)}")
     if not theirs.lines:
         say("note: no text was found in the picture")
     return 0 if same else 3

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sartor.errors import SartorError
+
 LINES = (
     "Sartor",
     "cut to measure",
@@ -34,7 +36,10 @@ def draw_text(lines: tuple[str, ...] = LINES, size: int = 36) -> np.ndarray[Any,
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    font = ImageFont.load_default(size)
+    try:
+        font = ImageFont.load_default(size)
+    except TypeError:
+        raise SartorError("drawing text needs Pillow 10.1 or newer; give a picture by --image instead") from None
     step = 2 * size
     page = Image.new("RGB", (20 * size, step * (len(lines) + 1)), (250, 248, 240))
     pen = ImageDraw.Draw(page)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,18 +19,23 @@ NETWORKS = ("det", "cls", "rec")
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read, from top to bottom, and the seconds that all runs of each network took in each pass over the picture."""
+    """What was read, from top to bottom, and the seconds that all runs of each network took in each pass over the picture.
+
+    `fallbacks` lists the steps of Sartor's programs that are not native code, by network.
+    """
 
     lines: tuple[str, ...]
     seconds: dict[str, list[float]]
+    fallbacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Reader:
     """A `RapidOCR` whose networks run on one engine, with a clock on each."""
 
-    def __init__(self, make: Callable[[], Any], seconds: dict[str, float]) -> None:
+    def __init__(self, make: Callable[[], Any], seconds: dict[str, float], fallbacks: dict[str, tuple[str, ...]]) -> None:
         self._engine = make()
         self._seconds = seconds
+        self._fallbacks = fallbacks
 
     def read(self, picture: Any, passes: int) -> Reading:
         """Reads the picture `passes` times after a first pass that is not timed."""
@@ -42,7 +47,7 @@ class Reader:
             result, _ = self._engine(picture)
             for name in NETWORKS:
                 seconds[name].append(self._seconds.get(name, 0.0))
-        return Reading(tuple(text for _, text, _ in result or ()), seconds)
+        return Reading(tuple(text for _, text, _ in result or ()), seconds, self._fallbacks)
 
 
 def reader(session_class: Any) -> Reader:
@@ -51,6 +56,7 @@ def reader(session_class: Any) -> Reader:
     from rapidocr_onnxruntime.utils import infer_engine
 
     seconds: dict[str, float] = defaultdict(float)
+    fallbacks: dict[str, tuple[str, ...]] = {}
 
     class TimedSession(session_class):  # type: ignore[misc]  # its base is known at run time only
         """A session that adds the time of its runs to its network's."""
@@ -58,6 +64,8 @@ def reader(session_class: Any) -> Reader:
         def __init__(self, path: str, **kwargs: Any) -> None:
             super().__init__(path, **kwargs)
             self._network = network_of(path)
+            program = getattr(self, "program", None)  # of Sartor's sessions only
+            fallbacks[self._network] = program.fallbacks if program else ()
 
         def run(self, *args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
@@ -69,7 +77,7 @@ def reader(session_class: Any) -> Reader:
         with mock.patch.object(infer_engine, "InferenceSession", TimedSession):
             return RapidOCR()
 
-    return Reader(make, seconds)
+    return Reader(make, seconds, fallbacks)
 
 
 def network_of(path: str) -> str:

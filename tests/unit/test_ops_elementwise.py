@@ -10,7 +10,8 @@ X = rand(2, 3, 4)
 POSITIVE = np.abs(X) + 0.5
 
 
-@pytest.mark.parametrize("op", ["Abs", "Atan", "Asinh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Neg", "Relu", "Round", "Sigmoid",
+@pytest.mark.parametrize("op", ["Abs", "Atan", "Asinh", "Ceil", "Cos", "Cosh", "Erf", "Exp", "Floor", "Neg", "Relu", "Round",
+                                "Sigmoid",
                                 "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Tan", "Tanh", "HardSwish", "Mish", "Identity"])
 def test_functions_of_one_variable(op):
     check(op, {"x": X})
@@ -60,7 +61,8 @@ def test_arithmetic_keeps_the_type(dtype):
 
 
 def test_integer_division_goes_toward_zero():
-    check("Div", {"a": np.array([-7, 7, -7], np.int32), "b": np.array([2, -2, -2], np.int32)}, expected=[np.array([-3, -3, 3], np.int32)])
+    check("Div", {"a": np.array([-7, 7, -7], np.int32), "b": np.array([2, -2, -2], np.int32)},
+          expected=[np.array([-3, -3, 3], np.int32)])
 
 
 @pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])

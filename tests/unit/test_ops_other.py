@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx.helper as oh
 import pytest
+from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
 
 from sartor.errors import ModelError
 from sartor.graph.reference import evaluate_graph
-from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
 
 X = rand(2, 3, 4)
 
@@ -21,7 +21,8 @@ def ints(*values):
 
 
 @pytest.mark.parametrize(("a", "b"), [
-    ((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2)),
+    ((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)), ((3, 4), (2, 4, 5)),
+    ((2, 1, 3, 4), (5, 4, 2)),
     ((4,), (2, 4, 5)), ((2, 3, 4), (4,)),
 ])
 def test_matmul(a, b):
@@ -35,13 +36,16 @@ def test_matmul(a, b):
 def test_gemm(transposes, shape, factors):
     a, b = rand(*((3, 4), (4, 3))[transposes[0]]), rand(*((4, 5), (5, 4))[transposes[1]])
     constants = {"b": b, **({"c": rand(*shape)} if shape is not None else {})}
-    check("Gemm", {"a": a}, constants, tolerance=1e-4, transA=transposes[0], transB=transposes[1], alpha=factors[0], beta=factors[1])
+    check("Gemm", {"a": a}, constants, tolerance=1e-4, transA=transposes[0], transB=transposes[1], alpha=factors[0],
+          beta=factors[1])
 
 
 @pytest.mark.parametrize(("equation", "shapes"), [
-    ("ij,jk->ik", [(2, 3), (3, 4)]), ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]), ("bqhd,bkhd->bhqk", [(2, 4, 3, 5), (2, 6, 3, 5)]),
+    ("ij,jk->ik", [(2, 3), (3, 4)]), ("bhqd,bhkd->bhqk", [(2, 3, 4, 5), (2, 3, 6, 5)]),
+    ("bqhd,bkhd->bhqk", [(2, 4, 3, 5), (2, 6, 3, 5)]),
     ("i,j->ij", [(3,), (4,)]), ("ij->ji", [(2, 3)]), ("ij->", [(2, 3)]), ("ijk->j", [(2, 3, 4)]), ("i,i->", [(3,), (3,)]),
-    ("ij,ij->ij", [(2, 3), (2, 3)]), ("...ij,...jk->...ik", [(2, 1, 3, 4), (5, 4, 2)]), ("ab,bc,cd->ad", [(2, 3), (3, 4), (4, 5)]),
+    ("ij,ij->ij", [(2, 3), (2, 3)]), ("...ij,...jk->...ik", [(2, 1, 3, 4), (5, 4, 2)]),
+    ("ab,bc,cd->ad", [(2, 3), (3, 4), (4, 5)]),
     ("bij,bjk", [(2, 3, 4), (2, 4, 5)]), ("ijk,jil->kl", [(2, 3, 4), (3, 2, 5)]), ("abc,cd->abd", [(2, 3, 4), (4, 5)]),
 ])
 def test_einsum(equation, shapes):
@@ -286,7 +290,8 @@ def test_gather_elements(axis):
     check("GatherElements", {"x": X, "i": indices}, runtime=True, axis=axis)
 
 
-@pytest.mark.parametrize(("shape", "batch"), [((2, 3), 0), ((5, 1), 0), ((2, 4, 2), 0), ((2, 2), 1), ((2, 6, 1), 1), ((2, 3, 1), 2)])
+@pytest.mark.parametrize(("shape", "batch"), [((2, 3), 0), ((5, 1), 0), ((2, 4, 2), 0), ((2, 2), 1), ((2, 6, 1), 1),
+                                              ((2, 3, 1), 2)])
 def test_gather_nd(shape, batch):
     indices = np.random.default_rng(0).integers(-2, 2, shape)
     check("GatherND", {"x": X}, {"i": indices}, batch_dims=batch, symbolic=batch == 0)
@@ -323,6 +328,7 @@ def test_range_of_a_symbolic_length():
 
 
 def test_fills_of_a_symbolic_shape():
-    nodes = [oh.make_node("Shape", ["x"], ["s"]), oh.make_node("ConstantOfShape", ["s"], ["y"], value=oh.make_tensor("v", 6, [1], [7]))]
+    nodes = [oh.make_node("Shape", ["x"], ["s"]), oh.make_node("ConstantOfShape", ["s"], ["y"],
+                                                               value=oh.make_tensor("v", 6, [1], [7]))]
     graph = lower_model(make_model(nodes, {"x": X}, ["y"], dims={"x": ["a", "b", 4]}))
     np.testing.assert_array_equal(evaluate_graph(graph, {"x": X})["y"], np.full(X.shape, 7, np.int32))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx.helper as oh
 import pytest
+from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
 
 from sartor.errors import ModelError
-from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
 
 X1, X2, X3 = rand(2, 4, 11), rand(1, 4, 9, 8), rand(1, 2, 5, 6, 7)
 
@@ -125,7 +125,8 @@ def resize(x, *, scales=None, sizes=None, roi=None, symbolic=True, **attributes)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("coordinate", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"])
+@pytest.mark.parametrize("coordinate", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel",
+                                        "half_pixel_symmetric"])
 @pytest.mark.parametrize("target", [{"scales": [1, 1, 2, 1.5]}, {"scales": [1, 1, 0.6, 0.5]}, {"sizes": [1, 4, 13, 5]}])
 def test_resize(mode, coordinate, target):
     resize(X2, mode=mode, coordinate_transformation_mode=coordinate, symbolic="scales" in target, **target)

@@ -1,139 +1,195 @@
-"""The measuring child: compiles one candidate, compares it with the reference on fresh random input, and times it.
+"""The measuring child: builds candidates, compares them with the reference, times them, and times whole programs.
 
 Run by `sartor.tuning.measurer` as `python -m sartor.tuning.child`; a crash or a hang costs the one candidate it was given.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import ctypes
+import logging
 import os
-import statistics
-import sys
+import signal
 import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sartor.compiler import compile_graph
-from sartor.errors import SartorError
-from sartor.graph.layer import Graph
-from sartor.graph.reference import evaluate_layer
 from sartor.runtime.session import Session
-from sartor.templates import TEMPLATES
+from sartor.templates.base import Template
 from sartor.tuning import pipe
-from sartor.tuning.measurer import Job, NetworkJob, Verdict
+from sartor.tuning.agreement import largest_difference
+from sartor.tuning.bench import Bench
+from sartor.tuning.messages import READY, CompareJob, Comparison, Job, ProfileJob, Timing, Verdict
 from sartor.types import to_numpy
 
-CHECKS = 2  # fresh random inputs every candidate is compared on
-TOLERANCE = 2e-4  # largest difference allowed, relative to the largest reference output
-BURST_SECONDS = 0.002  # one sample repeats the layer for at least this long, so that the clock's grain does not matter
-SAMPLES = 7
-DROP_FACTOR = 1.3  # a candidate this much slower than the best after DROP_AFTER samples is not measured further
-DROP_AFTER = 2
+PROFILES = 5  # profiled runs of a whole program for each of its shapes, at most
+PROFILE_SECONDS = 1.0
+ROUNDS = 3  # turns of whole programs, at least
+
+_KEPT_BENCHES = 3
+_KEPT_BYTES = 256 << 20
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
-def random_feeds(graph: Graph, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Seeded inputs for a graph with concrete sizes; integers that index (gather) stay within the indexed dimension."""
-    rng = np.random.default_rng(seed)
-    feeds = {}
-    for name in graph.inputs:
-        tensor = graph.tensors[name]
-        shape = tuple(int(d) for d in tensor.shape)
-        dtype = to_numpy(tensor.dtype)
-        if tensor.dtype == "bool":
-            feeds[name] = rng.random(shape) < 0.7
-        elif dtype.kind in "iu":
-            feeds[name] = rng.integers(0, _index_limit(graph, name), shape).astype(dtype)
-        else:
-            feeds[name] = rng.standard_normal(shape).astype(dtype)
+class Workplace:
+    """What a child keeps from one message to the next."""
+
+    def __init__(self) -> None:
+        self._benches: OrderedDict[str, Bench] = OrderedDict()
+        self._batch = -1
+        self._built: dict[int, tuple[Session, Bench]] = {}
+
+    def answer(self, message: Any) -> Any:
+        """The answer to a message of `sartor.tuning.messages`."""
+        if isinstance(message, Job):
+            return self.build(message)
+        if isinstance(message, Timing):
+            return self.time(message)
+        return profile(message) if isinstance(message, ProfileJob) else compare(message)
+
+    def build(self, job: Job) -> Verdict:
+        """Compiles and checks a candidate, and keeps it for timing."""
+        if job.batch != self._batch:
+            self._built.clear()
+            self._batch = job.batch
+        template = next(t for t in find_templates(job.library) if t.name == job.template)
+        bench = self._bench_for(job)
+        choices = dict.fromkeys(bench.layers, (template, job.config))
+        program = compile_graph(bench.graph, job.device, choices, threads=job.threads)
+        if not set(bench.layers) <= {layer.name for layer in program.layers}:
+            return Verdict("error", "there is nothing to compute when the layer stands alone")
+        session = Session(program, threads=job.threads)
+        one_thread = Session(program, threads=1) if job.threads > 1 else None
+        if fault := bench.check(session, one_thread):
+            return Verdict("wrong", fault)
+        self._built[job.number] = (session, bench)
+        return Verdict("built")
+
+    def _bench_for(self, job: Job) -> Bench:
+        key = job.case.key
+        if key not in self._benches:
+            self._benches[key] = Bench(job.case)
+        self._benches.move_to_end(key)
+        while len(self._benches) > 1 and (len(self._benches) > _KEPT_BENCHES or self._bytes() > _KEPT_BYTES):
+            self._benches.popitem(last=False)
+        return self._benches[key]
+
+    def _bytes(self) -> int:
+        return sum(bench.bytes for bench in self._benches.values())
+
+    def time(self, job: Timing) -> Verdict:
+        """Times a candidate, and checks one that would win on fresh input."""
+        session, bench = self._built.pop(job.number)
+        samples = bench.time(session, job.best, job.counts)
+        if sum(count * min(s) for count, s in zip(job.counts, samples, strict=True)) < job.best:
+            if fault := bench.check_anew(session):
+                return Verdict("wrong", fault)
+        return Verdict("ok", samples=samples)
+
+
+def find_templates(library: str) -> tuple[Template, ...]:
+    """The templates that `module:attribute` names."""
+    module, _, attribute = library.partition(":")
+    found: tuple[Template, ...] = getattr(import_module(module), attribute)
+    return found
+
+
+# --- whole programs -----------------------------------------------------------------------------------------------------------
+
+
+def program_feeds(session: Session, shapes: Mapping[str, Sequence[int]]) -> dict[str, NDArray[Any]]:
+    """Seeded inputs for a program.  Integers are 0 or 1: token numbers, masks and kinds may all be so."""
+    generator = np.random.default_rng(0)
+    feeds: dict[str, NDArray[Any]] = {}
+    for name, tensor in session.program.inputs.items():
+        dtype, shape = to_numpy(tensor.dtype), tuple(shapes[name])
+        drawn = generator.standard_normal(shape, np.float32) if tensor.dtype[0] in "fb" and tensor.dtype != "bool" else None
+        feeds[name] = (generator.integers(0, 2, shape) if drawn is None else drawn).astype(dtype)
     return feeds
 
 
-def _index_limit(graph: Graph, name: str) -> int:
-    for layer in graph.layers:
-        if layer.kind == "gather" and layer.inputs[1] == name:
-            return max(1, int(graph.tensors[layer.inputs[0]].shape[layer.attributes["axis"]]))  # type: ignore[arg-type]
-    return 100
+def profile(job: ProfileJob) -> list[dict[str, float]]:
+    """Seconds of each layer for each of the shapes: the least of several runs."""
+    found = []
+    with Session(job.program) as session:
+        for shapes in job.shapes:
+            feeds = program_feeds(session, shapes)
+            session.run(feeds)
+            start, runs = time.perf_counter(), [session.profile(feeds)]
+            while len(runs) < PROFILES and time.perf_counter() - start < PROFILE_SECONDS:
+                runs.append(session.profile(feeds))
+            found.append({name: min(run[name] for run in runs) for name in runs[0]})
+    return found
 
 
-def difference(expected: dict[str, np.ndarray[Any, Any]], outputs: dict[str, np.ndarray[Any, Any]]) -> float:
-    """Largest difference relative to the largest expected magnitude; infinity where shapes or finiteness differ."""
-    worst = 0.0
-    for name, want in expected.items():
-        got = outputs[name].astype(np.float64)
-        if want.shape != got.shape:
-            return math.inf
-        if want.size:
-            wide = want.astype(np.float64)
-            if not (np.isfinite(wide) == np.isfinite(got)).all():
-                return math.inf
-            finite = np.isfinite(wide)
-            scale = float(np.abs(wide[finite]).max(initial=0.0)) + 1e-30
-            worst = max(worst, float(np.abs(wide - got)[finite].max(initial=0.0)) / scale)
-    return worst
-
-
-def examine(job: Job) -> Verdict:
-    """Compiles, checks and times one candidate."""
-    layer = job.graph.layers[0]
-    template = next(t for t in TEMPLATES if t.name == job.template)
-    program = compile_graph(job.graph, job.device, choices={layer.name: (template, job.config)}, threads=job.threads)
-    problem = job.graph.problem(layer)
-    with Session(program) as session:
-        for round_ in range(CHECKS):
-            feeds = random_feeds(job.graph, job.seed + round_)
-            expected = evaluate_layer(problem, {**job.graph.constants, **feeds}, {}, wide=True)
-            worst = difference(expected, session.run(feeds))
-            if not worst <= TOLERANCE:
-                return Verdict("wrong", f"differs from the reference by {worst:.1e} of the largest output")
-        return Verdict("ok", samples=time_runs(session, feeds, job.best))
-
-
-def time_runs(session: Session, feeds: dict[str, np.ndarray[Any, Any]], best: float) -> tuple[float, ...]:
-    """Seconds per run, several samples; few when clearly slower than `best`."""
-    out = session.run(feeds)
-    start = time.perf_counter()
-    session.run(feeds, out)
-    repeats = max(1, math.ceil(BURST_SECONDS / max(time.perf_counter() - start, 1e-7)))
-    samples: list[float] = []
-    while len(samples) < SAMPLES:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            session.run(feeds, out)
-        samples.append((time.perf_counter() - start) / repeats)
-        if len(samples) == DROP_AFTER and min(samples) > DROP_FACTOR * best:
-            break
-    return tuple(samples)
-
-
-def compare(job: NetworkJob) -> list[float]:
-    """Median seconds of each program, run in turns."""
+def compare(job: CompareJob) -> Comparison:
+    """Times programs in turns.  A run counts when the program's own run before it has woken its threads."""
     sessions = [Session(path) for path in job.programs]
-    samples: list[list[float]] = [[] for _ in sessions]
-    for session in sessions:
-        session.run(job.feeds)
-    for _ in range(job.rounds):
-        for session, times in zip(sessions, samples, strict=True):
-            start = time.perf_counter()
-            session.run(job.feeds)
-            times.append(time.perf_counter() - start)
-    return [statistics.median(t) for t in samples]
+    seconds, difference = [0.0] * len(sessions), 0.0
+    for shapes in job.shapes:
+        feeds = program_feeds(sessions[0], shapes)
+        outputs = [session.run(feeds) for session in sessions]
+        difference = max([difference, *(largest_difference(outputs[0][n], o[n]) for o in outputs[1:] for n in o)])
+        samples: list[list[float]] = [[] for _ in sessions]
+        start, rounds = time.perf_counter(), 0
+        while rounds < ROUNDS or time.perf_counter() - start < job.seconds / len(job.shapes):
+            for place, session in enumerate(sessions):
+                samples[place] += _turn(session, feeds)
+            rounds += 1
+        for place, times in enumerate(samples):
+            seconds[place] += sorted(times)[len(times) // 4]
+    return Comparison(tuple(seconds), difference)
+
+
+def _turn(session: Session, feeds: Mapping[str, NDArray[Any]]) -> list[float]:
+    """Seconds of a few runs after one that is not counted."""
+    session.run(feeds)
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < 4 and (not times or time.perf_counter() - begun < 0.1):
+        start = time.perf_counter()
+        session.run(feeds)
+        times.append(time.perf_counter() - start)
+    return times
+
+
+# --- the process ---------------------------------------------------------------------------------------------------------------
+
+
+def _settle_in() -> None:
+    """Ends with the tuner, also while a candidate runs forever, and is the first to go when memory runs out."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tuner decides when to end
+    logging.getLogger("sartor").setLevel(logging.ERROR)  # what there is to say of a layer is said by the tuner
 
 
 def main() -> None:
-    """Answers jobs on standard input until it closes.  Whatever else prints goes to standard error."""
+    """Answers messages on standard input until it closes.  Whatever else prints goes to standard error."""
+    _settle_in()
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    workplace = Workplace()
+    pipe.send(sink, READY)
     while True:
         try:
-            job = pipe.receive(source)
+            message = pipe.receive(source)
         except EOFError:
             return
         try:
-            pipe.send(sink, compare(job) if isinstance(job, NetworkJob) else examine(job))
-        except (SartorError, ArithmeticError, ValueError, TypeError, KeyError, IndexError, MemoryError) as problem:
-            pipe.send(sink, Verdict("error", f"{type(problem).__name__}: {problem}"))
+            answer = workplace.answer(message)
+        except Exception as problem:  # noqa: BLE001  a candidate may fail in any way
+            answer = Verdict("error", f"{type(problem).__name__}: {problem}")
+        pipe.send(sink, answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,42 +1,69 @@
-"""Plain tuning: measure the candidates of each layer in a child process, keep the best, and keep it only if the network gains.
+"""Plain tuning: measure the candidates of each layer in child processes, keep the best, and keep it only if the network gains.
 
-Trials go to the layer whose remaining time promises most; every measurement is stored as it is made, and what is stored is
-not measured again.
+    default    the program as `sartor.compile` makes it, with the seconds each of its layers takes
+    recall     what earlier runs measured of these layers on this machine
+    search     candidates in small batches: built and checked side by side, then timed one by one, each stored at once
+    compose    the program of the best choices
+    compare    both programs in turns; the faster one is the result
+
+Trials go to the layers whose remaining time promises most.
 """
 
 from __future__ import annotations
 
-import random
-import statistics
+import logging
+import math
+import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from sartor import compiler
 from sartor.cache import cache_folder
 from sartor.devices.device import Device
-from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.devices.probe import host_isas, usable_cores
+from sartor.errors import OptionError
+from sartor.fitting.storage import Storage
+from sartor.graph.layer import Graph
 from sartor.runtime.program import Program
-from sartor.runtime.session import Session
-from sartor.sizes import Size, substitute
-from sartor.templates import candidates, choose
-from sartor.tuning.measurer import Job, Measurer, NetworkJob, Verdict
-from sartor.tuning.records import Record, Records, canonical, source_hash
+from sartor.tuning.child import find_templates
+from sartor.tuning.measurer import Measurer
+from sartor.tuning.messages import LIBRARY, CompareJob, Comparison, ProfileJob, Verdict
+from sartor.tuning.records import FILE, Records, canonical
+from sartor.tuning.search import Choice, choice_key
+from sartor.tuning.targets import Target, find_targets, input_shapes, symbol_values
+from sartor.tuning.trials import Trials
 
-if TYPE_CHECKING:
-    from sartor.templates.base import Template
+MOST_CHILDREN = 8
+GRACE_SECONDS = 10.0  # how far beyond the budget finishing may go
+COMPARE_SECONDS = 2.0
+NETWORK_TIMEOUT = 120.0  # seconds for one message about a whole program
+NETWORK_TOLERANCE = 1e-4  # by how much outputs of the tuned program may differ from the default's, relative to the largest
 
-COMPOSE_SHARE = 0.12  # of the budget is kept for compiling the result and timing the whole network
-PATIENCE = 0.93  # what each trial without a gain takes off a layer's hope of gaining more
-NETWORK_ROUNDS = 15
+Shapes: TypeAlias = tuple[Mapping[str, tuple[int, ...]], ...]
+
+_log = logging.getLogger("sartor")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a tuning run tells while it goes on."""
+    """What a tuning run tells while it goes on.
+
+    Attributes
+    ----------
+    layer
+        The layer at work, or what else is being done.
+    trials
+        Candidates measured so far.
+    best_seconds, default_seconds
+        Of that layer; 0 where not known.
+    elapsed, budget
+        Seconds.
+    """
 
     layer: str
     trials: int
@@ -46,208 +73,290 @@ class Progress:
     budget: float
 
 
-@dataclass
-class Target:
-    """One distinct layer at one set of sizes, with what is known of it."""
+def tune(
+    model: compiler.Model,
+    budget: float = 60.0,
+    *,
+    shapes: Sequence[Mapping[str, Sequence[int]]] | None = None,
+    threads: int | None = None,
+    precision: str = "fp32",
+    isa: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Program:
+    """Compiles a model with the fastest measured way of computing each layer.
 
-    graph: Graph
-    sizes: Mapping[str, int]
-    layers: list[str]
-    seconds: float = 0.0  # time in the default program, summed over the layers that share it
-    pending: list[tuple[Template, dict[str, Any]]] = field(default_factory=list)
-    tried: set[str] = field(default_factory=set)
-    default: float | None = None
-    best: float | None = None
-    choice: tuple[Template, dict[str, Any]] | None = None
-    hope: float = 1.0
-    trials: int = 0
-
-    @property
-    def promise(self) -> float:
-        """Seconds of the network's time that further trials may still win, as far as one can guess."""
-        ratio = 1.0 if not self.best or not self.default else self.best / self.default
-        return self.seconds * ratio * self.hope if self.pending else 0.0
-
-
-def tune(model: Any, budget: float = 60.0, *, shapes: Sequence[Mapping[str, Sequence[int]]] | None = None, threads: int | None = None,
-         precision: str = "fp32", isa: str | None = None, progress: Callable[[Progress], None] | None = None) -> Program:
-    """Compiles `model` with the fastest measured configuration of each layer.
+    Candidates are measured in child processes and compared with a reference before they may win.  Each measurement is kept in
+    the cache folder as it is made, and is not made again.
 
     Parameters
     ----------
     model
-        Path, bytes or `onnx.ModelProto`.
+        An ONNX file: its path, its bytes, or a `ModelProto`.
     budget
-        Seconds to spend, compiling included.
+        Seconds to spend, compiling included.  It ends earlier when nothing is left to measure.
     shapes
-        Sizes to tune symbolic dimensions for: one mapping of input name to shape each.  Symbols are taken as 1 where none is given.
+        Sizes to tune symbolic dimensions for: one mapping of input names to shapes for each set, which all count alike.
+        What is left open is taken as 1.
     threads, precision, isa
         As for `sartor.compile`.
     progress
-        Called after each trial.
+        Called after each trial and at each stage.
 
     Returns
     -------
     Program
-        Right for all sizes, tuned for the given ones.  Layers keep their default where nothing faster was found.
+        Right for all sizes, tuned for the given ones.  Its layers say which of them were tuned; the others have their default.
+
+    Raises
+    ------
+    ModelError, UnsupportedError, OptionError
+        As for `sartor.compile`; also when `shapes` do not fit the model or this machine cannot run the instruction set.
     """
     start = time.monotonic()
-    graph = compiler.prepare(model)
-    device = compiler.device_for(isa)
-    threads = compiler.thread_count(threads)
     compiler.check_precision(precision)
-    default = compiler.compile_graph(graph, device, threads=threads)
-    sets = [bind_symbols(graph, s) for s in (shapes or [{}])]
-    targets = [t for sizes in sets for t in find_targets(graph, sizes, default, device)]
-    records = Records(cache_folder() / "records.sqlite")
-    deadline = start + budget * (1 - COMPOSE_SHARE)
-    with Measurer() as measurer:
+    count = compiler.thread_count(threads)
+    device = compiler.device_for(isa)
+    if isinstance(shapes, Mapping):
+        raise OptionError("shapes is a mapping; expected a list of them, one for each set of sizes to tune for")
+    if device.target.isa not in host_isas():
+        raise OptionError(f"this machine cannot measure {device.target.isa} code; it has {', '.join(host_isas())}")
+    graph = compiler.prepare(model)
+    return tune_graph(
+        graph, device, budget, shapes=shapes or ({},), threads=count, precision=precision, progress=progress, start=start
+    )
+
+
+def tune_graph(
+    graph: Graph,
+    device: Device,
+    budget: float,
+    *,
+    shapes: Sequence[Mapping[str, Sequence[int]]] = ({},),
+    threads: int = 1,
+    precision: str = "fp32",
+    progress: Callable[[Progress], None] | None = None,
+    start: float | None = None,
+    library: str = LIBRARY,
+    timeout: float = 30.0,
+) -> Program:
+    """The same for a graph of layers, as `sartor.compiler.prepare` makes it.
+
+    Parameters
+    ----------
+    start
+        When the budget began (`time.monotonic`); by default now.
+    library
+        The templates to choose from, as `module:attribute`: measuring children import them by that name.
+    timeout
+        Seconds a candidate may take for being compiled and checked.
+    """
+    start = time.monotonic() if start is None else start
+    inputs = {name: graph.tensors[name] for name in graph.inputs}
+    sizes = [symbol_values(inputs, one) for one in shapes]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sartor-tune-")))
+        measurer = stack.enter_context(Measurer(min(usable_cores(), MOST_CHILDREN), timeout))
+        records = stack.enter_context(Records(cache_folder() / FILE))
+        clock = _Clock(start, budget, progress)
+        network = _Network(graph, device, threads, precision, sizes, any(shapes), measurer, folder, clock)
+        return _tuned(network, records, library)
+
+
+class _Clock:
+    """The time a tuning run has, and who is told how it goes."""
+
+    def __init__(self, start: float, budget: float, progress: Callable[[Progress], None] | None) -> None:
+        self.start, self.budget, self._progress = start, budget, progress
+        self.trials = 0
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.start
+
+    @property
+    def end(self) -> float:
+        """When the budget is spent (`time.monotonic`)."""
+        return self.start + self.budget
+
+    @property
+    def last(self) -> float:
+        """When all must be finished."""
+        return self.end + GRACE_SECONDS
+
+    def tell(self, what: str, best_seconds: float = 0.0, default_seconds: float = 0.0) -> None:
+        if self._progress:
+            self._progress(Progress(what, self.trials, best_seconds, default_seconds, self.elapsed, self.budget))
+
+    def tell_trial(self, target: Target) -> None:
+        self.trials += 1
+        self.tell(target.layers[0], target.best_seconds if target.best else 0.0, target.default_seconds)
+
+
+def _tuned(network: _Network, records: Records, library: str) -> Program:
+    """The stages of a tuning run, as the module lists them."""
+    clock = network.clock
+    default = network.compiled("default", {})
+    if clock.elapsed > clock.budget + GRACE_SECONDS / 2:
+        _log.warning("nothing was tuned: compiling took %.0f s of a budget of %g s", clock.elapsed, clock.budget)
+        return default.program
+    profiles = network.profiled(default)
+    if profiles is None:
+        return default.program
+    targets = find_targets(
+        network.graph,
+        default.storage,
+        default.chosen,
+        network.device,
+        find_templates(library),
+        network.sizes,
+        profiles,
+        secrets.randbits(63),
+    )
+    trials = Trials(targets, network.device, network.threads, library, network.measurer, records, clock.tell_trial)
+    for target in targets:
+        trials.recall(target)
+    trials.search(clock.end - network.finishing_seconds(default))
+    best = _best_choices(targets)
+    changed = {name: choice for name, choice in best.items() if not _same(choice, default.chosen.get(name))}
+    program = network.better(default, changed, any(t.default_fails and t.best for t in targets)) if changed else default.program
+    return _marked(program, best)
+
+
+def _best_choices(targets: Sequence[Target]) -> dict[str, Choice]:
+    """The fastest choice of each layer that has one; says which layers have none, or a default that fails."""
+    for target in targets:
+        if target.failures and target.best is None:
+            _log.warning(
+                "no measured candidate for %s can be used; it keeps its default (%s)", _names(target), target.failures[-1]
+            )
+        elif target.default_fails:
+            _log.warning("the default for %s cannot be used (%s)", _names(target), target.default_fails)
+        elif target.failures:
+            _log.info("%d candidates for %s were refused (%s)", len(target.failures), _names(target), target.failures[-1])
+    best = {name: target.best for target in targets if target.best for name in target.layers}
+    if untried := sum(len(target.layers) for target in targets if not target.best):
+        _log.info("%d of %d layers with a choice were not measured within the budget", untried, untried + len(best))
+    return best
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A program, where it is saved, and how its compilation went."""
+
+    program: Program
+    path: Path
+    chosen: Mapping[str, Choice | None]
+    storage: Storage
+    build_seconds: float
+
+
+class _LateError(Exception):
+    """There is no time left to finish compiling."""
+
+
+@dataclass
+class _Network:
+    """The whole network: compiling it and timing it.  `given`: whether the caller said for which sizes to tune."""
+
+    graph: Graph
+    device: Device
+    threads: int
+    precision: str
+    sizes: list[dict[str, int]]
+    given: bool
+    measurer: Measurer
+    folder: Path
+    clock: _Clock
+    seconds: float = 0.0  # of one run at each of the sizes
+
+    @property
+    def shapes(self) -> Shapes:
+        inputs = {name: self.graph.tensors[name] for name in self.graph.inputs}
+        return tuple(input_shapes(inputs, sizes) for sizes in self.sizes)
+
+    def compiled(self, name: str, choices: Mapping[str, Choice], until: float = math.inf) -> _Compiled:
+        """Compiles and saves the network with these choices; raises `_LateError` at the time `until`."""
+        made: dict[str, Any] = {}
+        begun, built = time.process_time(), 0.0  # of this process alone, whatever else is going on
+
+        def observe(stage: str, what: Any) -> None:
+            if stage in ("choose", "store"):
+                made[stage] = what
+
+        def progress(stage: str, done: int, total: int) -> None:
+            nonlocal built
+            if stage == "build":
+                built = time.process_time() - begun
+            if time.monotonic() > until:
+                raise _LateError
+            self.clock.tell(f"compiling ({stage} {done}/{total})")
+
+        program = compiler.compile_graph(
+            self.graph, self.device, choices, threads=self.threads, precision=self.precision, progress=progress, observe=observe
+        )
+        path = self.folder / f"{name}.sartor"
+        program.save(path)
+        return _Compiled(program, path, made["choose"], made["store"], built)
+
+    def profiled(self, default: _Compiled) -> list[dict[str, float]] | None:
+        """Seconds of each layer at each of the sizes; None where the default program cannot be timed."""
+        self.clock.tell("timing the network")
+        answer = self.measurer.ask(ProfileJob(str(default.path), self.shapes), timeout=NETWORK_TIMEOUT)
+        if not isinstance(answer, Verdict):
+            self.seconds = sum(sum(profile.values()) for profile in answer)
+            return list(answer)
+        if answer.status == "error" and self.given:
+            raise OptionError(f"the network does not run at the shapes to tune for: {answer.reason}")
+        if answer.status == "error" and (assumed := ", ".join(self.sizes[0])):
+            raise OptionError(f"the network does not run with {assumed} taken as 1; give shapes to tune for ({answer.reason})")
+        _log.warning("nothing was tuned, since the network cannot be timed: %s, %s", answer.status, answer.reason)
+        return None
+
+    @property
+    def compare_seconds(self) -> float:
+        return min(COMPARE_SECONDS, self.clock.budget / 20)
+
+    def finishing_seconds(self, default: _Compiled) -> float:
+        """How long composing and comparing will take: what building took, since kernels are compiled by then, and some runs."""
+        return 1.0 + 1.5 * default.build_seconds + self.compare_seconds + 20 * self.seconds
+
+    def better(self, default: _Compiled, changed: Mapping[str, Choice], default_fails: bool) -> Program:
+        """The program with these layers changed, or the default one where the whole network gains nothing by them."""
         try:
-            for target in targets:
-                recall(target, device, threads, records)
-            while time.monotonic() < deadline and (target := max(targets, key=lambda t: t.promise, default=None)):
-                if not target.promise:
-                    break
-                try_next(target, device, threads, records, measurer)
-                if progress:
-                    progress(Progress(target.layers[0], sum(t.trials for t in targets), target.best or 0.0, target.default or 0.0,
-                                      time.monotonic() - start, budget))
-        finally:
-            records.close()
-        return better_program(graph, device, threads, default, targets, sets[0], measurer)
+            tuned = self.compiled("tuned", changed, self.clock.last)
+        except _LateError:
+            _log.warning("the default is kept: there was no time to compile what was found, which is stored for a later run")
+            return default.program
+        if default_fails:
+            return tuned.program
+        self.clock.tell("comparing")
+        job = CompareJob((str(default.path), str(tuned.path)), self.shapes, self.compare_seconds)
+        answer = self.measurer.ask(job, until=self.clock.last, timeout=NETWORK_TIMEOUT)
+        if not isinstance(answer, Comparison):
+            reason = f"{answer.status}, {answer.reason}" if answer else "no time was left"
+            _log.warning("the default is kept: the tuned network could not be timed (%s)", reason)
+            return default.program
+        if answer.difference > NETWORK_TOLERANCE:
+            _log.warning("the default is kept: the outputs of the tuned network differ from its by %.1e", answer.difference)
+            return default.program
+        _log.info("the network takes %.3f ms by default and %.3f ms tuned", *(1e3 * s for s in answer.seconds))
+        return tuned.program if answer.seconds[1] <= answer.seconds[0] else default.program
 
 
-def bind_symbols(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Values of the graph's symbols for the given input shapes; 1 for those not given."""
-    sizes = {s: 1 for name in graph.inputs for s in symbols_of(graph.tensors[name])}
-    for name, shape in shapes.items():
-        for dim, value in zip(graph.tensors[name].shape, shape, strict=True):
-            if isinstance(dim, Size):
-                sizes[str(dim)] = int(value)
-    return sizes
+def _same(choice: Choice, other: Choice | None) -> bool:
+    return other is not None and choice_key(*choice) == choice_key(*other)
 
 
-def symbols_of(tensor: Tensor) -> Iterator[str]:
-    """Names of the symbolic dims of an input."""
-    return (str(d) for d in tensor.shape if isinstance(d, Size))
+def _marked(program: Program, best: Mapping[str, Choice]) -> Program:
+    """The program with those layers noted as tuned that are computed in the way that was measured to be best."""
+
+    def is_tuned(name: str, template: str, config: Mapping[str, Any]) -> bool:
+        return name in best and best[name][0].name == template and canonical(best[name][1]) == canonical(config)
+
+    layers = tuple(replace(layer, tuned=is_tuned(layer.name, layer.template, layer.config)) for layer in program.layers)
+    return replace(program, layers=layers)
 
 
-def concrete(value: Any, sizes: Mapping[str, int]) -> Any:
-    """`value` (attributes: dims, nested tuples, anything) with symbols replaced."""
-    if isinstance(value, Size):
-        return substitute(value, sizes)
-    if isinstance(value, tuple | list):
-        return type(value)(concrete(v, sizes) for v in value)
-    return value
-
-
-def isolate(graph: Graph, layer: Layer, sizes: Mapping[str, int]) -> Graph:
-    """A graph of this one layer at concrete sizes."""
-    names = dict.fromkeys((*layer.reads, *layer.outputs))
-    tensors = {n: Tensor(graph.tensors[n].dtype, concrete(graph.tensors[n].shape, sizes)) for n in names}
-    constants = {n: graph.constants[n] for n in names if n in graph.constants}
-    inputs = tuple(dict.fromkeys(n for n in layer.reads if n not in constants))
-    alone = replace(layer, attributes={k: concrete(v, sizes) for k, v in layer.attributes.items()})
-    return Graph(inputs, layer.outputs, tensors, constants, [alone], name=layer.name)
-
-
-def find_targets(graph: Graph, sizes: Mapping[str, int], default: Program, device: Device) -> list[Target]:
-    """The distinct layers that have a choice, with their share of the default program's time."""
-    seconds = profile(default, graph, sizes)
-    found: dict[str, Target] = {}
-    for layer in graph.layers:
-        alone = isolate(graph, layer, sizes)
-        problem = alone.problem(alone.layers[0])
-        options = [(t, config) for t in candidates(problem, device) for config in t.space(problem, device)]
-        if len(options) < 2:
-            continue
-        key = problem.signature()
-        target = found.setdefault(key, Target(alone, sizes, [], pending=ordered(options, problem, device)))
-        target.layers.append(layer.name)
-        target.seconds += seconds.get(layer.name, 0.0)
-    return list(found.values())
-
-
-def profile(program: Program, graph: Graph, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Seconds of each layer in the default program."""
-    from sartor.tuning.child import random_feeds
-
-    bound = replace(graph, tensors={**graph.tensors, **{n: Tensor(graph.tensors[n].dtype, concrete(graph.tensors[n].shape, sizes))
-                                                       for n in graph.inputs}})
-    feeds = random_feeds(bound, 0)
-    with Session(program) as session:
-        session.run(feeds)
-        runs = [session.profile(feeds) for _ in range(3)]
-    return {name: statistics.median(run.get(name, 0.0) for run in runs) for name in runs[0]}
-
-
-def ordered(options: list[tuple[Template, dict[str, Any]]], problem: Any, device: Device) -> list[tuple[Template, dict[str, Any]]]:
-    """Candidates in the order to try them, last first: the default, every template's default, then the rest shuffled."""
-    rest = list(options)
-    random.Random(0).shuffle(rest)
-    first = [chosen] if (chosen := choose(problem, device)) else []
-    for template in dict.fromkeys(t for t, _ in options):
-        if (config := template.default(problem, device)) is not None:
-            first.append((template, config))
-    unique = {t.name + canonical(c): (t, c) for t, c in [*first, *rest]}
-    return list(unique.values())[::-1]
-
-
-def recall(target: Target, device: Device, threads: int, records: Records) -> None:
-    """Takes over what was measured before."""
-    layer = target.graph.layers[0]
-    by_name = {t.name: t for t, _ in target.pending}
-    for record in records.find(target.graph.problem(layer).signature(), target.sizes, device.fingerprint, threads):
-        template = by_name.get(record.template)
-        if template is not None and record.source == source_hash(type(template).__module__):
-            settle(target, template, dict(record.config), Verdict(record.status, record.reason, record.samples))
-
-
-def try_next(target: Target, device: Device, threads: int, records: Records, measurer: Measurer) -> None:
-    """Measures one more candidate and stores what came out."""
-    template, config = target.pending.pop()
-    if template.name + canonical(config) in target.tried:
-        return
-    job = Job(target.graph, device, threads, template.name, dict(config), target.best or float("inf"), seed=target.trials)
-    verdict: Verdict = measurer.measure(job)
-    seconds = statistics.median(verdict.samples) if verdict.samples else None
-    records.add(Record(target.graph.problem(target.graph.layers[0]).signature(), target.sizes, device.fingerprint, threads, template.name,
-                       source_hash(type(template).__module__), dict(config), verdict.status, verdict.reason, seconds, verdict.samples))
-    settle(target, template, config, verdict)
-
-
-def settle(target: Target, template: Template, config: dict[str, Any], verdict: Verdict) -> None:
-    """Enters a verdict into what is known of the layer.  The first candidate is the default."""
-    target.tried.add(template.name + canonical(config))
-    target.trials += 1
-    target.hope *= PATIENCE
-    if verdict.status != "ok":
-        return
-    seconds = statistics.median(verdict.samples)
-    if target.default is None:
-        target.default = seconds
-    if target.best is None or seconds < target.best:
-        target.best, target.choice = seconds, (template, config)
-        target.hope = min(1.0, target.hope / PATIENCE**2)
-
-
-def better_program(graph: Graph, device: Device, threads: int, default: Program, targets: Sequence[Target], sizes: Mapping[str, int],
-                   measurer: Measurer) -> Program:
-    """The program of the best choices, or the default one where the whole network gains nothing by them."""
-    from sartor.tuning.child import random_feeds
-
-    choices = {}
-    for target in sorted(targets, key=lambda t: t.seconds):  # the sizes that cost most decide
-        if target.choice:
-            choices |= dict.fromkeys(target.layers, target.choice)
-    if not choices:
-        return default
-    tuned = compiler.compile_graph(graph, device, choices=choices, threads=threads, tuned=frozenset(choices))
-    bound = replace(graph, tensors={**graph.tensors, **{n: Tensor(graph.tensors[n].dtype, concrete(graph.tensors[n].shape, sizes))
-                                                       for n in graph.inputs}})
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [str(Path(folder) / name) for name in ("default.sartor", "tuned.sartor")]
-        default.save(paths[0])
-        tuned.save(paths[1])
-        times = measurer.measure(NetworkJob(tuple(paths), random_feeds(bound, 0), NETWORK_ROUNDS))
-    return tuned if isinstance(times, list) and times[1] <= times[0] else default
+def _names(target: Target) -> str:
+    more = f" and {len(target.layers) - 1} like it" if len(target.layers) > 1 else ""
+    return f"{target.layers[0]}{more}"

@@ -1,0 +1,173 @@
+"""The search itself: what earlier runs measured, which candidates to measure next, and what comes of them.
+
+Candidates are taken in small batches.  A batch is built and checked by all children side by side, then timed candidate by
+candidate, each result stored before the next is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from sartor.devices.device import Device
+from sartor.tuning.measurer import Measurer
+from sartor.tuning.messages import Job, Timing, Verdict
+from sartor.tuning.records import Record, Records, source_hash
+from sartor.tuning.search import Choice, choice_key
+from sartor.tuning.targets import Target
+
+Batch: TypeAlias = list[tuple[Target, Choice]]
+
+BATCH = 3  # candidates a child, so that those that take long to build do not leave the other children idle
+BATCH_BYTES = 256 << 20  # of constants that the layers of one batch may have together, since children make their own
+TIMING_SECONDS = 5.0  # how far beyond the deadline timing may go, of what is built
+WORTH_FOLLOWING = 0.97  # what won in one layer by less is not tried in others
+
+
+class Trials:
+    """Measures candidates for the layers of one network.
+
+    Parameters
+    ----------
+    library
+        The templates, as children find them: `module:attribute`.
+    tell
+        Called with the layer after each trial.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        device: Device,
+        threads: int,
+        library: str,
+        measurer: Measurer,
+        records: Records,
+        tell: Callable[[Target], None],
+    ) -> None:
+        self.targets, self.device, self.threads, self.library = targets, device, threads, library
+        self.measurer, self.records, self._tell = measurer, records, tell
+        self._batches = 0
+        self._batch_seconds = 0.0
+
+    # --- records ---
+
+    def recall(self, target: Target) -> None:
+        """Takes over what was measured before, of templates that have not changed since."""
+        templates = {template.name: template for template, _ in target.search.spaces}
+        found: dict[str, dict[int, Record]] = {}
+        for place, sizes in enumerate(target.case.sizes):
+            for record in self.records.find(target.problem.signature(), sizes, self.device.fingerprint, self.threads):
+                template = templates.get(record.template)
+                if template is not None and record.source == source_hash(type(template).__module__):
+                    found.setdefault(choice_key(template, record.config), {})[place] = record
+        for key, by_place in found.items():
+            records = [by_place[place] for place in sorted(by_place)]
+            failed = next((record for record in records if record.status != "ok"), None)
+            if failed is not None:
+                verdict = Verdict(failed.status, failed.reason)
+            elif len(records) == len(target.case.sizes):
+                verdict = Verdict("ok", samples=tuple(record.samples for record in records))
+            else:
+                continue  # some of the sizes are new: it is measured again at all of them
+            target.search.tried.add(key)
+            target.settle((templates[records[0].template], dict(records[0].config)), verdict)
+
+    def store(self, target: Target, choice: Choice, verdict: Verdict) -> None:
+        """Keeps a measurement; a failure counts for all the sizes it was tried at."""
+        template, config = choice
+        signature, source, device = target.problem.signature(), source_hash(type(template).__module__), self.device.fingerprint
+        rows = []
+        for place, sizes in enumerate(target.case.sizes):
+            samples = verdict.samples[place] if verdict.status == "ok" else ()
+            seconds = min(samples, default=None)
+            rows.append(
+                Record(
+                    signature,
+                    sizes,
+                    device,
+                    self.threads,
+                    template.name,
+                    source,
+                    config,
+                    verdict.status,
+                    verdict.reason,
+                    seconds,
+                    samples,
+                )
+            )
+        self.records.add(*rows)
+
+    # --- trials ---
+
+    def search(self, deadline: float) -> None:
+        """Measures candidates until the deadline (`time.monotonic`), or until there is none left."""
+        while time.monotonic() + self._batch_seconds < deadline and (batch := self._next_batch()):
+            begun = time.monotonic()
+            self._measure(batch, deadline)
+            spent = time.monotonic() - begun
+            self._batch_seconds = spent if not self._batch_seconds else 0.7 * self._batch_seconds + 0.3 * spent
+
+    def _next_batch(self) -> Batch:
+        """The next candidates, of the layers that promise most."""
+        batch: Batch = []
+        taken: dict[int, int] = {}
+        weight, peak = 0, max((target.rate for target in self.targets), default=0.0)
+
+        def promise(target: Target) -> float:
+            # Each candidate of a batch lowers what the next one of the same layer promises.
+            return target.promise(peak) / (1 + taken.get(id(target), 0))
+
+        while len(batch) < BATCH * self.measurer.children:
+            target = max((t for t in self.targets if not t.search.exhausted), key=promise, default=None)
+            if target is None:
+                break
+            weight += sum(array.nbytes for array in target.problem.constants.values()) * target.case.copies
+            if batch and weight > BATCH_BYTES:
+                break
+            if choice := target.search.next(target.best, self._winners(target)):
+                batch.append((target, choice))
+                taken[id(target)] = taken.get(id(target), 0) + 1
+        return batch
+
+    def _winners(self, target: Target) -> list[Choice]:
+        """What is faster than the default for other layers of the same kind, that with the largest gain first."""
+        alike = [t for t in self.targets if t is not target and t.problem.layer.kind == target.problem.layer.kind]
+        gained = [t for t in alike if t.best_seconds < WORTH_FOLLOWING * t.default_seconds]
+        return [t.best for t in sorted(gained, key=lambda t: t.best_seconds / t.default_seconds) if t.best]
+
+    def _measure(self, batch: Batch, deadline: float) -> None:
+        self._batches += 1
+        jobs = [
+            Job(self._batches, number, target.case, self.device, self.threads, self.library, template.name, config)
+            for number, (target, (template, config)) in enumerate(batch)
+        ]
+        begun = time.monotonic()
+        answers = self.measurer.share(jobs, deadline)
+        build_seconds = (time.monotonic() - begun) / len(batch)
+        for number, (target, choice) in enumerate(batch):
+            begun = time.monotonic()
+            verdict = self._timed(number, target, answers[number], deadline)
+            if verdict is None:
+                target.search.put_back(choice)
+                continue
+            self.store(target, choice, verdict)
+            target.trials += 1
+            target.cost = 0.5 * target.cost + 0.5 * (build_seconds + time.monotonic() - begun)
+            target.settle(choice, verdict)
+            self._tell(target)
+
+    def _timed(self, number: int, target: Target, answer: tuple[int, Verdict] | None, deadline: float) -> Verdict | None:
+        """The verdict on a candidate; None where nothing can be said of it."""
+        if answer is None:
+            return None
+        child, verdict = answer
+        if verdict.status != "built":
+            return verdict
+        if not self.measurer.runs(child):
+            return None  # it ended over a candidate timed before this one
+        timed: Verdict | None = self.measurer.ask(
+            Timing(number, target.best_seconds, target.counts), child, deadline + TIMING_SECONDS
+        )
+        return timed

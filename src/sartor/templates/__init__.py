@@ -10,11 +10,12 @@ from sartor.templates.attention import Attention
 from sartor.templates.base import Template
 from sartor.templates.convolution import CONVOLUTION
 from sartor.templates.deconvolution import DECONVOLUTION
-from sartor.templates.depthwise import DEPTHWISE
+from sartor.templates.depthwise import DEPTHWISE, GROUPED
 from sartor.templates.elementwise import Elementwise
 from sartor.templates.gather import Gather
 from sartor.templates.gemm import GEMM
 from sartor.templates.matmul import MATMUL
+from sartor.templates.matvec import MATVEC
 from sartor.templates.movement import Concat, Pad, Slice
 from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
@@ -27,9 +28,11 @@ from sartor.templates.winograd import WINOGRAD
 
 TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
+    MATVEC,
     GEMM,
     MATMUL,
     DEPTHWISE,
+    GROUPED,
     WINOGRAD,
     CONVOLUTION,
     DECONVOLUTION,

@@ -1,0 +1,183 @@
+"""argmax and argmin along one dim.
+
+Every lane keeps its best element and where it was; among equals the first (or, with `select_last`, the last) wins, and a NaN wins over
+numbers.  Indices are kept in 32 bits while they are compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sartor.devices.device import Device
+from sartor.graph.layer import Problem
+from sartor.loops.language import Builder, Number, Type, Value, Variable
+from sartor.sizes import Dim, ceildiv, maximum
+from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.expression_code import Epilogue, widen, working
+from sartor.templates.reduction import KeptRows, accumulator, block_count, blocks, reduction_of, tiles
+from sartor.templates.slots import Slots
+from sartor.templates.vectors import along, can_mask, lanes_for
+from sartor.types import BYTES
+
+
+class ReduceIndex:
+    """See the module."""
+
+    name = "reduce_index"
+
+    def applies(self, problem: Problem, device: Device) -> bool:
+        return problem.layer.kind == "reduce" and problem["op"] in ("argmax", "argmin") and problem.input(0).dtype in BYTES
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space({})
+
+    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
+        return {}
+
+    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
+        return ()
+
+    def contiguous(self, problem: Problem, value: str) -> bool:
+        return False
+
+    def in_place(self, problem: Problem, value: str) -> bool:
+        return False
+
+    def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
+        code = _Code(problem, device)
+        code.write()
+        shape = code.shape
+        extent: Dim = shape.rows
+        each: Dim = shape.count
+        if not shape.along_columns:
+            extent, each = extent * block_count(shape.columns, code.width), each * code.width
+        call = KernelCall(code.b.finish(), code.slots.arguments, extent, grain=maximum(1, ceildiv(1 << 13, maximum(each, 1))),
+                          bytes=problem.input(0).bytes + problem.output().bytes)
+        return Implementation((call,))
+
+
+class _Best:
+    """The best elements of some lanes and their places."""
+
+    def __init__(self, code: _Code, lanes: int) -> None:
+        b = code.b
+        how = accumulator("max" if code.largest else "min")
+        kind = Type(code.scalar)
+        self.code = code
+        self.value: Variable = b.variable("best", b.broadcast(how.start(b, kind), lanes))
+        self.place: Variable = b.variable("place", b.constant(0, Type("i32", lanes)))
+
+    def take(self, x: Value, place: Value, mask: Value | None = None) -> None:
+        """Takes in elements at later places than those seen by their lanes."""
+        b, best = self.code.b, self.value.get()
+        better = self.code.beats(x, best)
+        if mask is not None:
+            better = better & mask
+        self.value.set(b.select(better, x, best))
+        self.place.set(b.select(better, place, self.place.get()))
+
+
+class _Code:
+    """Writes the kernel."""
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        layer, x = problem.layer, problem.input(0)
+        self.largest, self.last = problem["op"] == "argmax", bool(layer.attributes.get("select_last"))
+        self.b = b = Builder(problem["op"])
+        self.shape = reduction_of(x, problem["axes"])
+        self.scalar = "u8" if x.dtype == "bool" else working(x.dtype)
+        kinds = [x.dtype, self.scalar, "i32", problem.output().dtype]
+        self.lanes, self.masked = lanes_for(device.target, [x.dtype, self.scalar, "i32"]), can_mask(device.target, kinds)
+        self.width = 8 * self.lanes
+        self.slots = slots = Slots(b, problem)
+        self.x, self.x_pitch = slots.pointer("x", layer.inputs[0]), slots.pitch("x_pitch", layer.inputs[0])
+        self.y, self.y_pitch = slots.pointer("y", layer.outputs[0]), slots.pitch("y_pitch", layer.outputs[0])
+        self.columns = slots.known("columns", self.shape.columns)
+        self.kept = KeptRows(slots, self.shape)
+        self.loops = [(0, slots.known("size", g.size), slots.known("stride", g.stride)) for g in reversed(self.shape.reduced)]
+        self.epilogue = Epilogue(b, problem, slots)
+
+    def beats(self, x: Value, best: Value) -> Value:
+        """Whether a later element takes the place of the best so far."""
+        if self.last:
+            wins = x >= best if self.largest else x <= best
+            return wins | x.ne(x) if x.type.is_float else wins
+        wins = x > best if self.largest else x < best
+        return wins | (x.ne(x) & best.eq(best)) if x.type.is_float else wins
+
+    def fetch(self, offset: Number, lanes: int, mask: Value | None) -> Value:
+        x = widen(self.b, self.b.load(self.x, offset, lanes, mask))
+        return self.b.cast(x, "u8") if x.type.scalar == "bool" else x
+
+    def write(self) -> None:
+        """Emits the kernel's loops."""
+        b = self.b
+        if not self.shape.along_columns:
+            blocks(b, self.columns, self.width, self.some_columns)
+            return
+        with b.loop("row", b.begin, b.end) as row:
+            self.row(row, self.kept.start(row))
+
+    def put(self, place: Value, row: Value, column: Number, lanes: int, mask: Value | None) -> None:
+        result = self.epilogue.apply(self.b.cast(place, "i64"), row, column, lanes, mask)
+        self.b.store(self.y, row * self.y_pitch + column, result, mask)
+
+    # --- along the columns ---
+
+    def row(self, row: Value, start: Number) -> None:
+        """One row.  Where the columns are one and rows are reduced, they are taken element by element."""
+        b = self.b
+        if self.loops:
+            self.put(self.over_rows(start, b.constant(0, row.type), 1, None), row, 0, 1, None)
+            return
+        base = start * self.x_pitch
+        wide = _Best(self, self.lanes)
+        rest = _Best(self, 1)
+
+        def body(column: Value, lanes: int, mask: Value | None) -> None:
+            best = wide if lanes == self.lanes else rest
+            place = b.iota(lanes, "i32") + b.cast(column, "i32")
+            best.take(self.fetch(base + column, lanes, mask), place, mask)
+
+        along(b, 0, self.columns, self.lanes, body, masked=self.masked)
+        parts = [(b.extract(wide.value.get(), i), b.extract(wide.place.get(), i)) if self.lanes > 1 else (wide.value.get(), wide.place.get())
+                 for i in range(self.lanes)]
+        parts.append((rest.value.get(), rest.place.get()))
+        while len(parts) > 1:
+            parts = [self.better(*parts[i:i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+        self.put(parts[0][1], row, 0, 1, None)
+
+    def better(self, first: tuple[Value, Value], second: tuple[Value, Value]) -> tuple[Value, Value]:
+        """The better of two lanes' bests."""
+        b = self.b
+        (x, i), (y, j) = first, second
+        wins = y > x if self.largest else y < x
+        ties = y.eq(x)
+        if x.type.is_float:
+            wins = wins | (y.ne(y) & x.eq(x))
+            ties = ties | (y.ne(y) & x.ne(x))
+        wins = wins | (ties & (j > i if self.last else j < i))
+        return b.select(wins, y, x), b.select(wins, j, i)
+
+    # --- across rows ---
+
+    def over_rows(self, start: Number, column: Value, lanes: int, mask: Value | None) -> Value:
+        """The places of the best elements of some columns."""
+        b = self.b
+        best = _Best(self, lanes)
+        if self.loops:
+            (first, size, stride), = self.loops
+            with b.loop("r", first, size) as r:
+                x = self.fetch((start + r * stride) * self.x_pitch + column, lanes, mask)
+                best.take(x, b.broadcast(b.cast(r, "i32"), lanes))
+        return best.place.get()
+
+    def some_columns(self, row: Value, first: Number, last: Number) -> None:
+        start = self.kept.start(row)
+
+        def tile(column: Value, _vectors: int, lanes: int, mask: Value | None) -> None:
+            self.put(self.over_rows(start, column, lanes, mask), row, column, lanes, mask)
+
+        tiles(self.b, first, last, self.lanes, 1, tile, masked=self.masked)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from sartor.errors import GraphError
 from sartor.graph.expression import BINARY, UNARY, Expression
 from sartor.graph.layer import KINDS, Graph, Layer, Tensor
-from sartor.sizes import Dim, product
+from sartor.sizes import Dim, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
@@ -27,16 +27,27 @@ _ATTRIBUTES = {
 }
 
 
-def verify(graph: Graph) -> None:
+def verify(graph: Graph, before: Graph | None = None) -> None:
     """Raises `GraphError`, naming layer and value, where the graph is malformed.
 
     Checked are: every value has a type, is made once and before it is read; contents of constants have their declared type; kinds,
     attributes, numbers of inputs, element types and shapes agree with the table in `sartor.graph.layer`; expressions are
     well formed, and their operands broadcast to the output.
+
+    Parameters
+    ----------
+    graph
+        The graph to check.
+    before
+        A graph that passed the check: layers and constants that both have are not looked at again.
     """
+    passed = {} if before is None else {layer.name: layer for layer in before.layers}
     known = set(graph.inputs)
     for name, array in graph.constants.items():
         tensor = _tensor(graph, name, "the constant")
+        if before is not None and before.constants.get(name) is array and before.tensors.get(name) is tensor:
+            known.add(name)
+            continue
         if array.shape != tensor.shape or from_numpy(array.dtype) != tensor.dtype:
             raise GraphError(f"the constant {name} holds {from_numpy(array.dtype)}{list(array.shape)}; declared is {tensor}")
         if name in known:
@@ -58,11 +69,16 @@ def verify(graph: Graph) -> None:
             if value in known:
                 raise GraphError(f"layer {layer.name} makes {value}, which exists already")
             known.add(value)
-        _check_layer(graph, layer)
+        if before is None or passed.get(layer.name) is not layer or not _same_types(graph, before, layer):
+            _check_layer(graph, layer)
     made = {value for layer in graph.layers for value in layer.outputs}
     for name in graph.outputs:
         if name not in made:
             raise GraphError(f"the graph's output {name} is made by no layer")
+
+
+def _same_types(graph: Graph, before: Graph, layer: Layer) -> bool:
+    return all(graph.tensors[v] is before.tensors.get(v) for v in (*layer.reads, *layer.outputs) if v)
 
 
 def _tensor(graph: Graph, name: str, what: str) -> Tensor:
@@ -73,6 +89,8 @@ def _tensor(graph: Graph, name: str, what: str) -> Tensor:
 
 def differ(a: Dim, b: Dim) -> bool:
     """Whether two sizes cannot be equal."""
+    if a == b:
+        return False
     difference = a - b
     return isinstance(difference, int) and difference != 0
 
@@ -183,7 +201,7 @@ def _matmul(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
 def _window(layer: Layer, size: Dim, kernel: Dim, axis: int) -> Dim:
     pads, rank = layer.attributes["pads"], len(layer.attributes["strides"])
     reach = (kernel - 1) * layer.attributes["dilations"][axis] + 1
-    return (size + pads[axis] + pads[axis + rank] - reach) // layer.attributes["strides"][axis] + 1
+    return floordiv(size + pads[axis] + pads[axis + rank] - reach, layer.attributes["strides"][axis]) + 1
 
 
 def _convolution(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
@@ -226,11 +244,12 @@ def _transpose(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
 
 
 def _concat(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
-    axis, total = layer.attributes["axis"], 0
+    axis = layer.attributes["axis"]
+    total: Dim = 0
     if not inputs or any(len(t.shape) != len(output.shape) for t in inputs) or not 0 <= axis < len(output.shape):
         return False
     for tensor in inputs:
-        total = total + tensor.shape[axis]  # type: ignore[assignment]
+        total = total + tensor.shape[axis]
     return all(_same((*t.shape[:axis], total, *t.shape[axis + 1:]), output.shape) for t in inputs)
 
 

@@ -16,7 +16,9 @@ from sartor.graph.passes import (
     identities,
     movement,
     norms,
+    onehot,
     pads,
+    parallel,
     reshapes,
     scalars,
     softmaxes,
@@ -32,20 +34,28 @@ CLEAN: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("dead", dead.run),
 )
 
+MOVE: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
+    ("movement", movement.run),
+    ("transposes", transposes.run),
+    ("reshapes", reshapes.run),
+    ("dead", dead.run),
+)
+
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     *CLEAN,
+    *MOVE,
     ("norms", norms.run),
     ("softmaxes", softmaxes.run),
     ("attention", attention.run),
-    ("movement", movement.run),
     *CLEAN,
-    ("transposes", transposes.run),
+    *MOVE,
     ("canonical", canonical.run),
-    ("movement", movement.run),
     ("pads", pads.run),
-    ("dead", dead.run),
-    ("reshapes", reshapes.run),
     *CLEAN,
+    ("fuse", fuse.run),
+    ("affine", affine.run),
+    ("parallel", parallel.run),
+    ("onehot", onehot.run),
     ("fuse", fuse.run),
     ("affine", affine.run),
     *CLEAN,
@@ -69,8 +79,8 @@ def optimize(graph: Graph, observe: Callable[[str, Graph], None] | None = None) 
     """
     verify(graph)
     for name, function in PASSES:
-        graph = function(graph)
-        verify(graph)
+        before, graph = graph, function(graph)
+        verify(graph, before)
         if observe is not None:
             observe(name, graph)
     return graph

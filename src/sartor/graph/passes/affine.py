@@ -1,5 +1,7 @@
 """Folds scales and shifts of columns into constant weights: batch normalisation and its kin disappear.
 
+Chains of such steps anywhere else become at most one multiplication and one addition.
+
 Behind a convolution, deconvolution or matrix product with constant weights, a chain of multiplications and additions of constants
 that differ at most by column becomes part of the weights and one bias.  Before one, an element-wise layer that does the same
 becomes part of the weights where that is exact (a shift meets no padding).
@@ -8,6 +10,7 @@ becomes part of the weights where that is exact (a shift meets no padding).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from sartor.graph.layer import Graph, Layer
 from sartor.graph.passes.algebra import RAW, expression_of, operands, substitute, tidy, with_operands
 from sartor.graph.passes.editor import Array, Editor, merged_source
 from sartor.graph.scalars import FLOATS
+from sartor.types import to_numpy
 
 KINDS = ("convolution", "deconvolution", "matmul")
 
@@ -36,6 +40,9 @@ def run(graph: Graph) -> Graph:
             _fold_behind(editor, layer)
     for layer in editor.each("elementwise"):
         _fold_before(editor, layer)
+    for layer in editor.each():
+        if layer.expression is not None:
+            _merge_steps(editor, layer)
     return editor.finish()
 
 
@@ -55,9 +62,8 @@ def column_constant(editor: Editor, value: str) -> Array | None:
 
 
 def affine_part(editor: Editor, values: tuple[str, ...], expression: Expression, start: int) -> tuple[int, Affine]:
-    """How far the expression only scales and shifts operand `start`: the node it comes to, and the scale and shift up to there."""
-    node, scale, shift = start, np.float64(1.0), np.float64(0.0)
-    total = Affine(np.asarray(scale), np.asarray(shift))
+    """How far the expression only scales and shifts node `start`: the node it comes to, and the scale and shift up to there."""
+    node, total = start, Affine(np.asarray(1.0), np.asarray(0.0))
     while node != expression.result:
         users = [i for i, n in enumerate(expression.nodes) if node in n.args]
         if len(users) != 1 or (step := _step(editor, values, expression, node, users[0])) is None:
@@ -92,6 +98,55 @@ def _step(editor: Editor, values: tuple[str, ...], expression: Expression, node:
     if op == "sub":
         return Affine(one, -constant) if args[0] == node else Affine(-one, constant)
     return Affine(1.0 / constant, zero) if args[0] == node and (constant != 0).all() else None
+
+
+def _merge_steps(editor: Editor, layer: Layer) -> None:
+    """Makes chains of scales and shifts in an expression as short as they can be."""
+    values = operands(layer)
+    expression = layer.expression
+    assert expression is not None
+    for start in range(len(expression.nodes)):
+        node, affine = affine_part(editor, values, expression, start)
+        if node == start or not (np.isfinite(affine.scale).all() and np.isfinite(affine.shift).all()):
+            continue
+        steps = _steps_between(expression, start, node)
+        if steps <= int(np.any(affine.scale != 1.0)) + int(np.any(affine.shift != 0.0)):
+            continue
+        rest, names = _replace_node(expression, values, node)
+        dtype = expression.nodes[start].dtype
+        before = Expression(expression.operands, expression.nodes[:max(start + 1, expression.operands)], start)
+        extra, whole = _scaled_and_shifted(editor, layer, affine, dtype)
+        whole_names, inner = substitute(("(start)", *extra), whole, {"(start)": (values, before)})
+        first = () if layer.kind == "elementwise" else (RAW,)
+        names, merged = substitute(names, rest, {"(affine)": (whole_names, inner)}, first)
+        changed = editor.update(layer, **with_operands(layer, names, merged))
+        _merge_steps(editor, changed)
+        return
+
+
+def _steps_between(expression: Expression, start: int, end: int) -> int:
+    count, node = 0, start
+    while node != end:
+        node = next(i for i, n in enumerate(expression.nodes) if node in n.args)
+        count += 1
+    return count
+
+
+def _scaled_and_shifted(editor: Editor, layer: Layer, affine: Affine, dtype: str) -> tuple[tuple[str, ...], Expression]:
+    """x * scale + shift as an expression of x and of new constants, whose names are returned."""
+    names: list[str] = []
+    parts = [("mul", affine.scale, 1.0), ("add", affine.shift, 0.0)]
+    parts = [(op, array, neutral) for op, array, neutral in parts if np.any(array != neutral)]
+    vectors = [array for _, array, _ in parts if array.ndim]
+    builder = ExpressionBuilder([dtype] * (1 + len(vectors)))
+    node = 0
+    for op, array, _ in parts:
+        if array.ndim:
+            names.append(editor.add_constant(array.astype(to_numpy(dtype)), layer.name))
+            node = builder(op, node, len(names))
+        else:
+            node = builder(op, node, builder.constant(float(array), dtype))
+    return tuple(names), builder.finish(node)
 
 
 # --- behind ------------------------------------------------------------------------------------------------------------------
@@ -175,7 +230,8 @@ def _fold_before(editor: Editor, layer: Layer) -> None:
         weights = editor.constants[reader.inputs[1]]
         scaled, shift = _scaled_rows(reader, weights, affine)
         values, raw = operands(reader), editor.tensors[reader.inputs[1]].dtype
-        changes = {"inputs": (variable[0], editor.add_constant(scaled, reader.inputs[1])), "source": merged_source(layer, reader)}
+        changes: dict[str, Any] = {"inputs": (variable[0], editor.add_constant(scaled, reader.inputs[1])),
+                                   "source": merged_source(layer, reader)}
         if np.any(shift != 0.0):
             names, expression = substitute(values, expression_of(reader, raw), {RAW: _shift(editor, reader, shift, raw)}, (RAW,))
             changes = with_operands(reader, *tidy(names, expression, (RAW,)), **changes)

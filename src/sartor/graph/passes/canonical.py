@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Graph, Layer
-from sartor.graph.passes.editor import Editor
+from sartor.graph.passes.algebra import RAW, expression_of, operands, substitute, with_operands
+from sartor.graph.passes.editor import Editor, merged_source
+from sartor.graph.scalars import FLOATS
+from sartor.sizes import product
 
 
 def run(graph: Graph) -> Graph:
@@ -11,13 +17,12 @@ def run(graph: Graph) -> Graph:
 
     - A pool over everything is a reduction.
     - A constant right operand of a product whose batch dims are all 1 is a matrix.
+    - A sum of squares, or their mean over a known number of elements, is one reduction.
     """
     editor = Editor(graph)
-    for layer in editor.each("pool", "matmul"):
-        if layer.kind == "pool":
-            _global_pool(editor, layer)
-        else:
-            _constant_matrix(editor, layer)
+    rules = {"pool": _global_pool, "matmul": _constant_matrix, "reduce": _sum_of_squares}
+    for layer in editor.each(*rules):
+        rules[layer.kind](editor, layer)
     return editor.finish()
 
 
@@ -37,3 +42,24 @@ def _constant_matrix(editor: Editor, layer: Layer) -> None:
     if weights is not None and 2 < weights.ndim <= rank and all(d == 1 for d in weights.shape[:-2]):
         matrix = editor.add_constant(weights.reshape(weights.shape[-2:]), layer.inputs[1])
         editor.update(layer, inputs=(layer.inputs[0], matrix))
+
+
+def _sum_of_squares(editor: Editor, layer: Layer) -> None:
+    maker, op = editor.producer(layer.inputs[0]), layer.attributes["op"]
+    if op not in ("sum", "mean") or maker is None or maker.kind != "elementwise" or len(maker.inputs) != 1:
+        return
+    dtype = editor.tensors[maker.inputs[0]].dtype
+    builder = ExpressionBuilder([dtype])
+    square = builder.finish(builder("mul", 0, 0))
+    if maker.expression != square or editor.tensors[maker.inputs[0]] != editor.tensors[maker.outputs[0]] or dtype not in FLOATS:
+        return
+    changes: dict[str, Any] = {"inputs": maker.inputs, "attributes": {**layer.attributes, "op": "sum_square"}, "source": merged_source(maker, layer)}
+    if op == "mean":
+        count = product(editor.shape(layer.inputs[0])[a] for a in layer.attributes["axes"])
+        if not isinstance(count, int) or count == 0:
+            return
+        builder = ExpressionBuilder([dtype])
+        scaled = builder.finish(builder("mul", 0, builder.constant(1.0 / count, dtype)))
+        values, expression = substitute(operands(layer), expression_of(layer, dtype), {RAW: ((RAW,), scaled)}, (RAW,))
+        changes = with_operands(layer, values, expression, **changes)
+    editor.update(layer, **changes)

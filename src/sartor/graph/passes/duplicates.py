@@ -30,7 +30,7 @@ def run(graph: Graph) -> Graph:
         if layer.kind == "host":
             continue
         output = editor.tensors[layer.outputs[0]]
-        key_of_layer = (layer.kind, layer.inputs, layer.extra, layer.expression, _frozen(layer.attributes), output)
+        key_of_layer = (layer.kind, layer.inputs, layer.extra, layer.expression, frozen(layer.attributes), output)
         first_layer = seen.get(key_of_layer)
         if first_layer is None:
             seen[key_of_layer] = layer
@@ -42,10 +42,10 @@ def run(graph: Graph) -> Graph:
     return editor.finish()
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """The value as something hashable that is equal for equal attributes."""
     if isinstance(value, Mapping):
-        return tuple(sorted((k, _frozen(v)) for k, v in value.items()))
+        return tuple(sorted((k, frozen(v)) for k, v in value.items()))
     if isinstance(value, (tuple, list)):
-        return tuple(_frozen(v) for v in value)
+        return tuple(frozen(v) for v in value)
     return (type(value).__name__, value) if isinstance(value, (bool, int, float)) else value

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.graph.passes.editor import Editor
 from sartor.graph.passes.terms import Term, Terms, factors, with_number
+from sartor.sizes import product
 
 
 @dataclass(frozen=True)
@@ -52,30 +53,33 @@ def _find(terms: Terms, term: Term) -> Found | None:
 
 
 def _product(terms: Terms, numerators: list[Term], denominators: list[Term]) -> Found | None:
-    """x / sqrt(mean(x^2) + epsilon) or (x - mean) / ..., among the factors."""
+    """x / sqrt(mean(x^2) + epsilon) or (x - mean) / sqrt(variance + epsilon), among the factors."""
     for root in denominators:
-        inside = _variance(terms, root)
-        if inside is None:
-            continue
-        deviation, axes, epsilon = inside
-        if deviation not in numerators:
-            continue
-        rest = list(numerators)
-        rest.remove(deviation)
         others = list(denominators)
         others.remove(root)
-        x = _deviation(terms, deviation, axes)
-        mode = "rms" if x is None else "layer"
-        return Found(x if x is not None else deviation, axes, mode, epsilon, tuple(rest), tuple(others))
+        for part in numerators:
+            rest = list(numerators)
+            rest.remove(part)
+            if (spread := _spread(terms, root)) is None:
+                break
+            base, axes, epsilon, centred = spread
+            x = _deviation(terms, part, axes)
+            if centred and x is base:  # the variance of x, and x minus its mean
+                return Found(base, axes, "layer", epsilon, tuple(rest), tuple(others))
+            if not centred and part is base:  # the mean square of what stands above
+                return Found(base if x is None else x, axes, "rms" if x is None else "layer", epsilon, tuple(rest), tuple(others))
     return None
 
 
 def _shifted(terms: Terms, scaled: Term, addend: Term) -> Found | None:
-    """x * i + (b - mean * i), i being 1 / sqrt(mean((x - mean)^2) + epsilon) times anything."""
+    """x * i + (b - mean * i), i being 1 / sqrt(variance + epsilon) times anything."""
     numerators, denominators = factors(scaled)
     for root in denominators:
-        inside = _variance(terms, root)
-        if inside is None or (x := _deviation(terms, inside[0], inside[1])) is None or x not in numerators:
+        if (spread := _spread(terms, root)) is None:
+            continue
+        base, axes, epsilon, centred = spread
+        x = base if centred else _deviation(terms, base, axes)
+        if x is None or x not in numerators:
             continue
         rest = list(numerators)
         rest.remove(x)
@@ -85,12 +89,12 @@ def _shifted(terms: Terms, scaled: Term, addend: Term) -> Found | None:
         if mean is None:
             continue
         mean_numerators, mean_denominators = factors(mean)
-        means = [t for t in mean_numerators if (m := _mean(terms, t)) is not None and m == (x, inside[1])]
+        means = [t for t in mean_numerators if _mean(terms, t) == (x, axes)]
         if not means:
             continue
         mean_numerators.remove(means[0])
         if _same(mean_numerators, rest) and _same(mean_denominators, [root, *others]):
-            return Found(x, inside[1], "layer", inside[2], tuple(rest), tuple(others), bias)
+            return Found(x, axes, "layer", epsilon, tuple(rest), tuple(others), bias)
     return None
 
 
@@ -122,23 +126,44 @@ def reduced(terms: Terms, term: Term, op: str) -> tuple[Term, tuple[int, ...]] |
 
 
 def _mean(terms: Terms, term: Term) -> tuple[Term, tuple[int, ...]] | None:
+    """What the term is the mean of, and over which axes: a reduction by mean, or a sum over a known number of elements divided by it."""
+    if (scaled := with_number(term, "mul")) is not None and (found := reduced(terms, scaled[0], "sum")) is not None:
+        maker = terms.editor.producer(scaled[0].value)
+        count = product(terms.editor.shape(maker.inputs[0])[a] for a in found[1]) if maker is not None else 0
+        return found if isinstance(count, int) and abs(count * scaled[1] - 1.0) < 1e-6 else None
     return reduced(terms, term, "mean")
 
 
-def _variance(terms: Terms, root: Term) -> tuple[Term, tuple[int, ...], float] | None:
-    """d, axes and epsilon where the term is sqrt(mean(d^2) + epsilon)."""
+def _spread(terms: Terms, root: Term) -> tuple[Term, tuple[int, ...], float, bool] | None:
+    """What stands under a root plus an epsilon: the mean square of a term, or (last entry true) the variance of one, taken as
+    mean(x^2) - mean(x)^2; with the axes and the epsilon."""
     if root.op != "sqrt":
         return None
     inside, epsilon = with_number(root.args[0], "add") or (root.args[0], 0.0)
-    mean = _mean(terms, inside)
-    if mean is None:
+    if (square := _mean_square(terms, inside)) is not None:
+        return *square, epsilon, False
+    clipped = with_number(inside, "max")
+    inside = inside.args[0] if inside.op == "relu" else clipped[0] if clipped is not None and clipped[1] == 0.0 else inside
+    total, mean_squared = _subtraction(inside)
+    if total is None or mean_squared is None or (base := _square(mean_squared)) is None:
         return None
-    square, axes = mean
-    if square.op == "mul" and square.args[0] is square.args[1]:
-        return square.args[0], axes, epsilon
-    if (power := with_number(square, "pow")) is not None and power[1] == 2.0:
-        return power[0], axes, epsilon
-    return None
+    square, mean = _mean_square(terms, total), _mean(terms, base)
+    return (*mean, epsilon, True) if mean is not None and square == mean else None
+
+
+def _square(term: Term) -> Term | None:
+    """d where the term is d squared."""
+    if term.op == "mul" and term.args[0] is term.args[1]:
+        return term.args[0]
+    power = with_number(term, "pow")
+    return power[0] if power is not None and power[1] == 2.0 else None
+
+
+def _mean_square(terms: Terms, term: Term) -> tuple[Term, tuple[int, ...]] | None:
+    """d and the axes where the term is the mean of d squared."""
+    mean = _mean(terms, term)
+    square = _square(mean[0]) if mean is not None else None
+    return (square, mean[1]) if mean is not None and square is not None else None
 
 
 def _deviation(terms: Terms, term: Term, axes: tuple[int, ...]) -> Term | None:

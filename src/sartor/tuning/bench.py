@@ -32,11 +32,9 @@ from sartor.tuning.guard import Guarded, guarded_copy
 from sartor.tuning.messages import Case, Drawn
 from sartor.types import to_numpy
 
-BURST_SECONDS = 0.002  # one sample repeats a run for at least this long, so that single interruptions do not decide
-SAMPLES = 7
-SAMPLING_SECONDS = 0.6  # after so long a slow layer gets no further samples
-FEW_SAMPLES = 2  # of a candidate that is DROP_FACTOR times slower than the best
-DROP_FACTOR = 1.3
+SAMPLE_SECONDS = 0.002  # one sample repeats a run for at least this long, so that the clock's grain does not matter
+SAMPLES = 3  # in a round
+BURST_SECONDS = 0.2  # after so long a slow layer gets no further samples in a round
 _PERIOD = 1_000_003  # elements drawn of a large array, which then repeat; a prime, so that rows differ
 
 Array = NDArray[Any]
@@ -157,32 +155,28 @@ class Bench:
 
     # --- timing ---
 
-    def time(self, session: Session, best: float, counts: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-        """Seconds for one copy, several samples for each of the sizes; few where the sum is clearly above `best`."""
-        places = range(len(self.case.sizes))
-        samples: list[list[float]] = [[] for _ in places]
-        for place in places:
-            feeds = {name: _aligned_copy(array) for name, array in self._all_feeds(place, self._feeds[place]).items()}
-            out = {name: _aligned_empty(*kind) for name, kind in self._output_types(place).items()}
-            samples[place] += self._burst(session, feeds, out, FEW_SAMPLES)
-            bound = sum(count * min(s) for count, s in zip(counts, samples, strict=True) if s)
-            if bound <= DROP_FACTOR * best:
-                samples[place] += self._burst(session, feeds, out, SAMPLES - FEW_SAMPLES)
-        return tuple(map(tuple, samples))
+    def time(self, session: Session) -> tuple[tuple[float, ...], ...]:
+        """Seconds for one copy: some samples for each of the sizes."""
+        samples = []
+        for place in range(len(self.case.sizes)):
+            out = {name: aligned_empty(*kind) for name, kind in self._output_types(place).items()}
+            samples.append(_burst(session, self._all_feeds(place, self._feeds[place]), out, self.case.copies))
+        return tuple(samples)
 
-    def _burst(self, session: Session, feeds: Feeds, out: Feeds, count: int) -> list[float]:
-        session.run(feeds, out)
+
+def _burst(session: Session, feeds: Feeds, out: Feeds, copies: int) -> tuple[float, ...]:
+    session.run(feeds, out)
+    start = time.perf_counter()
+    session.run(feeds, out)
+    repeats = max(1, math.ceil(SAMPLE_SECONDS / max(time.perf_counter() - start, 1e-7)))
+    begun = time.perf_counter()
+    samples: list[float] = []
+    while len(samples) < SAMPLES and (not samples or time.perf_counter() - begun < BURST_SECONDS):
         start = time.perf_counter()
-        session.run(feeds, out)
-        repeats = max(1, math.ceil(BURST_SECONDS / max(time.perf_counter() - start, 1e-7)))
-        begun = time.perf_counter()
-        samples: list[float] = []
-        while len(samples) < count and (not samples or time.perf_counter() - begun < SAMPLING_SECONDS):
-            start = time.perf_counter()
-            for _ in range(repeats):
-                session.run(feeds, out)
-            samples.append((time.perf_counter() - start) / repeats / self.case.copies)
-        return samples
+        for _ in range(repeats):
+            session.run(feeds, out)
+        samples.append((time.perf_counter() - start) / repeats / copies)
+    return tuple(samples)
 
 
 # --- random contents ----------------------------------------------------------------------------------------------------------
@@ -216,7 +210,9 @@ def _draw(generator: np.random.Generator, drawn: Drawn, shape: tuple[int, ...], 
         values = generator.integers(drawn.low, drawn.high, count, endpoint=True)
     else:
         values = generator.standard_normal(count, np.float32) * np.float32(drawn.spread) + np.float32(drawn.mean)
-    return np.resize(values.astype(to_numpy(dtype)), shape)
+    array = aligned_empty(shape, to_numpy(dtype))
+    array[...] = np.resize(values.astype(array.dtype), shape)
+    return array
 
 
 def describe_constant(array: Array) -> Drawn:
@@ -231,14 +227,8 @@ def describe_constant(array: Array) -> Drawn:
     return Drawn(mean=mean, spread=spread) if math.isfinite(mean) and math.isfinite(spread) else Drawn()
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-
-
-def _aligned_copy(array: Array) -> Array:
-    copy = _aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
 
 # --- the graph -----------------------------------------------------------------------------------------------------------------

@@ -79,20 +79,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Timing:
-    """Time a candidate that the child has built; the answer is a `Verdict`, `ok` or a failure.
-
-    Attributes
-    ----------
-    number
-        Of the candidate.
-    best
-        Seconds to beat, summed over all sizes `counts` times each; infinity at first.  A candidate clearly slower gets few
-        samples; a faster one is compared with the reference once more, on input made for the purpose.
-    """
+    """Time a candidate that the child has built, for one round; the answer is a `Verdict`, `ok` with samples or a failure."""
 
     number: int
-    best: float
-    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """Compare a candidate that would win with the reference once more, on input made for the purpose; answered by a `Verdict`."""
+
+    number: int
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Target:
             if is_default:
                 self.default_fails = self.failures[-1]
             return
-        seconds = self.seconds(verdict)
+        seconds = self.seconds(verdict.samples)
         if is_default:
             self.default_seconds = seconds
         if seconds < self.best_seconds:
@@ -120,9 +120,9 @@ class Target:
                 self.dry *= seconds / self.best_seconds / 2
             self.best, self.best_seconds = choice, seconds
 
-    def seconds(self, verdict: Verdict) -> float:
-        """What a verdict says one computation takes, summed over the shapes: the least sample, since all else only delays."""
-        return sum(count * min(samples) for count, samples in zip(self.counts, verdict.samples, strict=True))
+    def seconds(self, samples: Sequence[Sequence[float]]) -> float:
+        """What samples for each of the sizes say one computation takes, summed over the shapes: the least, since all else delays."""
+        return sum(count * min(few) for count, few in zip(self.counts, samples, strict=True))
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------------------------

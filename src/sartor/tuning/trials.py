@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from sartor.devices.device import Device
 from sartor.tuning.measurer import Measurer
-from sartor.tuning.messages import Job, Timing, Verdict
+from sartor.tuning.messages import Confirmation, Job, Timing, Verdict
 from sartor.tuning.records import Record, Records, source_hash
 from sartor.tuning.search import Choice, choice_key
 from sartor.tuning.targets import Target
@@ -22,6 +22,8 @@ Batch: TypeAlias = list[tuple[Target, Choice]]
 BATCH = 3  # candidates a child, so that those that take long to build do not leave the other children idle
 BATCH_BYTES = 256 << 20  # of constants that the layers of one batch may have together, since children make their own
 TIMING_SECONDS = 5.0  # how far beyond the deadline timing may go, of what is built
+ROUNDS = 3
+DROP_FACTOR = 1.3
 WORTH_FOLLOWING = 0.97  # what won in one layer by less is not tried in others
 
 
@@ -144,30 +146,71 @@ class Trials:
             for number, (target, (template, config)) in enumerate(batch)
         ]
         begun = time.monotonic()
-        answers = self.measurer.share(jobs, deadline)
+        built = [_Built(*one) for one in zip(batch, self.measurer.share(jobs, deadline), strict=True)]
         build_seconds = (time.monotonic() - begun) / len(batch)
-        for number, (target, choice) in enumerate(batch):
+        self._time(built, deadline + TIMING_SECONDS)
+        for number, one in enumerate(built):
             begun = time.monotonic()
-            verdict = self._timed(number, target, answers[number], deadline)
-            if verdict is None:
+            target, choice = one.of
+            if (verdict := self._verdict(number, one, deadline + TIMING_SECONDS)) is None:
                 target.search.put_back(choice)
                 continue
             self.store(target, choice, verdict)
             target.trials += 1
-            target.cost = 0.5 * target.cost + 0.5 * (build_seconds + time.monotonic() - begun)
+            target.cost = 0.5 * target.cost + 0.5 * (build_seconds + one.seconds + time.monotonic() - begun)
             target.settle(choice, verdict)
             self._tell(target)
 
-    def _timed(self, number: int, target: Target, answer: tuple[int, Verdict] | None, deadline: float) -> Verdict | None:
-        """The verdict on a candidate; None where nothing can be said of it."""
-        if answer is None:
-            return None
-        child, verdict = answer
-        if verdict.status != "built":
-            return verdict
-        if not self.measurer.runs(child):
-            return None  # it ended over a candidate timed before this one
-        timed: Verdict | None = self.measurer.ask(
-            Timing(number, target.best_seconds, target.counts), child, deadline + TIMING_SECONDS
-        )
-        return timed
+    def _time(self, built: Sequence[_Built], until: float) -> None:
+        """Times what is built in rounds, since a machine's speed drifts; what is clearly slower than the best drops out."""
+        best = {id(one.of[0]): one.of[0].best_seconds for one in built}
+        for _ in range(ROUNDS):
+            for number, one in enumerate(built):
+                if not one.is_right or not self.measurer.runs(one.child):
+                    continue
+                target, begun = one.of[0], time.monotonic()
+                if one.samples and target.seconds(one.samples) > DROP_FACTOR * best[id(target)]:
+                    continue
+                one.add(self.measurer.ask(Timing(number), one.child, until))
+                one.seconds += time.monotonic() - begun
+                if one.samples:
+                    best[id(target)] = min(best[id(target)], target.seconds(one.samples))
+
+    def _verdict(self, number: int, one: _Built, until: float) -> Verdict | None:
+        """The verdict on a candidate, after one more check if it would win; None where nothing can be said of it."""
+        if not one.is_right:
+            return one.verdict
+        if not one.samples or not self.measurer.runs(one.child):
+            return None  # time is up, or its child ended over another candidate
+        if one.of[0].seconds(one.samples) < one.of[0].best_seconds:
+            confirmed: Verdict | None = self.measurer.ask(Confirmation(number), one.child, until)
+            if confirmed is None or confirmed.status != "ok":
+                return confirmed
+        return Verdict("ok", samples=one.samples)
+
+
+class _Built:
+    """A candidate of a batch: the child that built it, what became of it, and samples of its time as they are taken."""
+
+    def __init__(self, of: tuple[Target, Choice], answer: tuple[int, Verdict] | None) -> None:
+        self.of = of
+        self.child = answer[0] if answer else 0
+        self.verdict = answer[1] if answer else None
+        self.samples: tuple[tuple[float, ...], ...] = ()
+        self.seconds = 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it was built and no fault was found."""
+        return self.verdict is not None and self.verdict.status == "built"
+
+    def add(self, verdict: Verdict | None) -> None:
+        """Takes the answer to a `Timing`."""
+        if verdict is None:
+            return
+        if verdict.status != "ok":
+            self.verdict = verdict
+        elif self.samples:
+            self.samples = tuple(old + new for old, new in zip(self.samples, verdict.samples, strict=True))
+        else:
+            self.samples = verdict.samples

@@ -15,6 +15,7 @@ from sartor.loops.target import target_for
 from sartor.loops.verify import verify
 from sartor.sizes import symbol
 from sartor.templates.gemm import GEMM
+from sartor.templates.matvec import MATVEC
 
 RANDOM = np.random.default_rng(7)
 
@@ -123,3 +124,16 @@ def test_every_configuration_of_the_space_builds() -> None:
     for name, choices in space.knobs.items():
         for choice in choices:
             Bound(GEMM, p, random_inputs(p), config={**GEMM.default(p, device()), name: choice}).run()
+
+
+@pytest.mark.parametrize("isa", ["avx2", "sse4"])
+@pytest.mark.parametrize(("k", "n", "ta"), [(1, 1, False), (7, 9, False), (50, 33, True), (129, 200, False)])
+def test_one_row(isa: str, k: int, n: int, ta: bool) -> None:
+    p = matmul((k, 1) if ta else (1, k), (k, n), (1, n), ta=ta, biased=True)
+    check(MATVEC, p, on=device(isa), pitch={"a": 4} if ta else {"a": k + 3}, absolute=1e-4)
+
+
+def test_one_row_with_every_shape_of_sums() -> None:
+    p = matmul((1, 37), (50, 37), (1, 50), tb=True)
+    for config in MATVEC.space(p, device()):
+        check(MATVEC, p, config=config, absolute=1e-4)

@@ -1,4 +1,7 @@
-"""Depth-wise convolution: each channel by itself, vectors along channels, several pixels of a row at once.
+"""Depth-wise convolution and others of narrow groups: vectors along channels, several pixels of a row at once.
+
+A vector of output channels covers whole groups.  Its inputs are a run of channels, from which shuffles make, for each input
+channel of a group, the vector that meets the weights; with one channel a group there is nothing to shuffle.
 
 Inside the image the pixels under the windows of neighbouring outputs are loaded once for all of them, at constant distances.
 At borders the addresses of the pixels are collected first, padding being the address of zeros, and the same arithmetic runs
@@ -9,6 +12,7 @@ over the addresses.  The last vector of channels is moved back so that it ends w
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,31 +33,37 @@ from sartor.types import BYTES
 
 Array = np.ndarray[Any, Any]
 
-MOST_TAPS = 64
-"""Windows with more taps run in loops over addresses instead of straight code."""
+MOST_PRODUCTS = 64
+"""Windows with more taps, times inputs of a group, run in loops over addresses instead of straight code."""
+
+WIDEST_GROUP = 16
+"""Input channels of a group for which the shuffles are written out."""
 
 
 class DepthwiseCode:
     """Writes the kernel for `pixels` outputs at once."""
 
-    def __init__(self, slots: Slots, shape: Window, channel_count: int, pixels: int, blocks: int, lanes: int) -> None:
+    def __init__(self, slots: Slots, shape: Window, pixels: int, blocks: int, lanes: int) -> None:
         problem = slots.problem
+        groups, self.inputs, self.outputs = channels(problem)
+        channel_count = groups * self.outputs
         self.pixels, self.lanes, self.few = pixels, lanes, channel_count < lanes
+        self.input_lanes = lanes // self.outputs * self.inputs
         self.builder: Builder = slots.builder
         self.window = WindowCode(slots, shape, compiled=True)
         self.scalar = problem.input(0).dtype
-        self.zeros = slots.zeros("zeros", (channel_count + lanes) * BYTES[self.scalar], self.scalar)
+        self.zeros = slots.zeros("zeros", (groups * self.inputs + self.input_lanes) * BYTES[self.scalar], self.scalar)
         self.weights = slots.constant("w", 0, working(self.scalar))
         self.weight_pitch = slots.size("w_pitch", padded(channel_count, lanes))
         self.y = slots.pointer("y", problem.layer.outputs[0])
         self.y_pitch = slots.pitch("y_pitch", problem.layer.outputs[0])
-        self.channels = slots.size("channels", channel_count)
+        self.channels, self.input_channels = slots.size("channels", channel_count), slots.size("inputs", groups * self.inputs)
         self.blocks = slots.size("blocks", blocks)
         self.rows = slots.size("rows", output_rows(shape))
         self.taps, self.wide = shape.taps, shape.width
         self.row_taps = shape.taps // shape.width.kernel
         steps = {t * shape.width.stride + k * shape.width.dilation for t in range(pixels) for k in range(shape.width.kernel)}
-        self.columns = sorted(steps) if shape.taps <= MOST_TAPS else []
+        self.columns = sorted(steps) if shape.taps * self.inputs <= MOST_PRODUCTS else []
         self.row_table = self.builder.scratch_table(self.scalar)
         self.insides = self.builder.scratch("i64", self.row_taps * 8)
         self.addresses = self.builder.scratch_table(self.scalar, self.row_taps * 16)
@@ -137,27 +147,39 @@ class DepthwiseCode:
         mask = b.first_lanes(self.channels, lanes) if self.few else None
         with b.loop("channel", span[0], span[1], lanes, unroll=1) as c:
             channel = c if self.few else b.minimum(c, self.channels - lanes)
-            results = self._loop(channel, mask) if address is None else self._straight(address, channel, mask)
+            results = self._loop(channel) if address is None else self._straight(address, channel)
             store_pixels(b, self.epilogue, self.y, self.y_pitch, results, place, count, channel, mask)
 
-    def _straight(self, address: Callable[[int, int], Buffer], channel: Value, mask: Value | None) -> list[Value]:
-        b, lanes, wide = self.builder, self.lanes, self.wide
-        sums = [b.constant(0, Type(self.weights.scalar, lanes))] * self.pixels
+    def _pixels(self, address: Buffer, channel: Value) -> list[Value]:
+        """What a pixel brings to a vector of output channels: one vector for each input channel of a group."""
+        b, lanes, wide = self.builder, self.lanes, self.input_lanes
+        first = channel if self.inputs == self.outputs else channel // self.outputs * self.inputs
+        mask = b.first_lanes(self.input_channels, wide) if self.few else None
+        loaded = widen(b, b.load(address, first, wide, mask))
+        if self.inputs == self.outputs == 1:
+            return [loaded]
+        return [b.shuffle(loaded, loaded, [lane // self.outputs * self.inputs + c for lane in range(lanes)]) for c in range(self.inputs)]
+
+    def _straight(self, address: Callable[[int, int], Buffer], channel: Value) -> list[Value]:
+        b, wide = self.builder, self.wide
+        sums = [b.constant(0, Type(self.weights.scalar, self.lanes))] * self.pixels
         for r in range(self.row_taps):
-            pixels = {step: widen(b, b.load(address(r, i), channel, lanes, mask)) for i, step in enumerate(self.columns)}
+            pixels = {step: self._pixels(address(r, i), channel) for i, step in enumerate(self.columns)}
             for k in range(wide.kernel):
-                weight = b.load(self.weights, self.weight_pitch * (r * wide.kernel + k) + channel, lanes)
-                sums = [b.fma(pixels[t * wide.stride + k * wide.dilation], weight, total) for t, total in enumerate(sums)]
+                for c in range(self.inputs):
+                    weight = b.load(self.weights, self.weight_pitch * ((r * wide.kernel + k) * self.inputs + c) + channel, self.lanes)
+                    sums = [b.fma(pixels[t * wide.stride + k * wide.dilation][c], weight, total) for t, total in enumerate(sums)]
         return sums
 
-    def _loop(self, channel: Value, mask: Value | None) -> list[Value]:
-        b, lanes = self.builder, self.lanes
-        sums = [b.variable("sum", b.constant(0, Type(self.weights.scalar, lanes))) for _ in range(self.pixels)]
+    def _loop(self, channel: Value) -> list[Value]:
+        b = self.builder
+        sums = [b.variable("sum", b.constant(0, Type(self.weights.scalar, self.lanes))) for _ in range(self.pixels)]
         with b.loop("tap", 0, self.taps, unroll=1) as tap:
-            weight = b.load(self.weights, tap * self.weight_pitch + channel, lanes)
+            row = self.weights.at(tap * (self.weight_pitch * self.inputs) + channel)
+            weights = [b.load(row, self.weight_pitch * c, self.lanes) for c in range(self.inputs)]
             for t, total in enumerate(sums):
-                pixel = widen(b, b.load(self.addresses.row(tap * self.pixels + t), channel, lanes, mask))
-                total.set(b.fma(pixel, weight, total.get()))
+                for pixel, weight in zip(self._pixels(self.addresses.row(tap * self.pixels + t), channel), weights, strict=True):
+                    total.set(b.fma(pixel, weight, total.get()))
         return [total.get() for total in sums]
 
 
@@ -171,14 +193,21 @@ def padded(count: int, lanes: int) -> int:
     return -(-count // lanes) * lanes
 
 
-class DepthwiseTemplate:
-    """Convolutions with one input and one output channel a group."""
+@dataclass(frozen=True)
+class NarrowGroupsTemplate:
+    """Convolutions whose groups fit into vectors; depth-wise ones, or all others."""
 
-    name = "depthwise"
+    name: str
+    depthwise: bool
 
     def applies(self, problem: Problem, device: Device) -> bool:
-        return (problem.layer.kind == "convolution" and problem.constant(1) is not None and problem.input(0).dtype != "bool"
-                and problem.input(0).dtype == problem.input(1).dtype and channels(problem)[1:] == (1, 1))
+        if problem.layer.kind != "convolution" or problem.constant(1) is None or problem.input(0).dtype == "bool":
+            return False
+        groups, inputs, outputs = channels(problem)
+        lanes = device.lanes(working(problem.input(0).dtype))
+        if problem.input(0).dtype != problem.input(1).dtype or groups == 1 or (inputs == outputs == 1) != self.depthwise:
+            return False
+        return lanes % outputs == 0 and inputs <= WIDEST_GROUP and lanes // outputs * inputs <= 4 * lanes
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space({"pixels": (4, 2, 3, 6, 8, 1), "channels": (0, 32, 64, 128, 256)})
@@ -191,26 +220,26 @@ class DepthwiseTemplate:
         assert weights is not None
         dtype = problem.input(1).dtype
         count = weights.shape[-1]
-        matrix = working_array(weights, dtype).reshape(-1, count)
+        matrix = working_array(weights, dtype).reshape(-1, count)  # rows are (tap, input of the group)
         packed = np.zeros((matrix.shape[0], padded(count, device.lanes(working(dtype)))), matrix.dtype)
         packed[:, :count] = matrix
         return (packed,)
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         shape = window(problem, kernel_shape(problem))
-        count = channels(problem)[0]
+        groups, inputs, outputs = channels(problem)
         lanes = device.lanes(working(problem.input(0).dtype))
-        vectors = -(-count // lanes)
+        vectors = -(-groups * outputs // lanes)
         blocks = -(-vectors * lanes // int(config["channels"])) if config["channels"] else 1
         blocks = min(blocks, vectors)
-        builder = Builder("depthwise")
+        builder = Builder(self.name)
         slots = Slots(builder, problem)
-        code = DepthwiseCode(slots, shape, count, int(config["pixels"]), blocks, lanes)
+        code = DepthwiseCode(slots, shape, int(config["pixels"]), blocks, lanes)
         epilogue = Epilogue(builder, problem)
         code.write(epilogue)
         return Implementation((KernelCall(
             builder.finish(), (*slots.arguments, *epilogue.arguments()), extent=output_rows(shape) * blocks, scratch=code.scratch,
-            multiply_adds=product((shape.pixels, shape.taps, count)),
+            multiply_adds=product((shape.pixels, shape.taps, groups, inputs, outputs)),
             bytes=problem.input(0).bytes + problem.input(1).bytes + problem.output().bytes),))
 
     def contiguous(self, problem: Problem, value: str) -> bool:
@@ -220,4 +249,5 @@ class DepthwiseTemplate:
         return False
 
 
-DEPTHWISE = DepthwiseTemplate()
+DEPTHWISE = NarrowGroupsTemplate("depthwise", depthwise=True)
+GROUPED = NarrowGroupsTemplate("grouped", depthwise=False)

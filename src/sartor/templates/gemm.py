@@ -22,6 +22,16 @@ from sartor.templates.slots import Slots
 Array = np.ndarray[Any, Any]
 
 
+def weight_matrix(problem: Problem) -> Array:
+    """The constant right-hand side as [..., K, N], in the type it is computed in."""
+    weights = problem.constant(1)
+    assert weights is not None
+    matrix = working_array(weights, problem.input(1).dtype)
+    if problem.layer.kind == "convolution":
+        return matrix.reshape(matrix.shape[-2:])
+    return np.swapaxes(matrix, -1, -2) if problem["transpose_b"] else matrix
+
+
 class GemmTemplate:
     """Products with a constant right-hand side, on register tiles with packed weights."""
 
@@ -43,15 +53,8 @@ class GemmTemplate:
         return blocking(self._product(problem), device, working(problem.input(0).dtype))
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
-        weights = problem.constant(1)
-        assert weights is not None
-        dtype = problem.input(1).dtype
-        matrix = working_array(weights, dtype)
-        if problem.layer.kind == "convolution":
-            matrix = matrix.reshape(matrix.shape[-2:])
-        elif problem["transpose_b"]:
-            matrix = np.swapaxes(matrix, -1, -2)
-        return (pack_panels(matrix, parse_tile(config["tile"], working(dtype), device.target).columns),)
+        scalar = working(problem.input(1).dtype)
+        return (pack_panels(weight_matrix(problem), parse_tile(config["tile"], scalar, device.target).columns),)
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         found = self._product(problem)

@@ -21,6 +21,7 @@ from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
 from sartor.templates.reduce_index import ReduceIndex
+from sartor.templates.resize import Resize
 from sartor.templates.sizes import Iota, Sizes
 from sartor.templates.softmax import Softmax
 from sartor.templates.transpose import Transpose
@@ -47,6 +48,7 @@ TEMPLATES: tuple[Template, ...] = (
     Slice(),
     Pad(),
     Gather(),
+    Resize(),
     Sizes(),
     Iota(),
 )

@@ -302,13 +302,15 @@ def run(template: Template, problem: Problem, inputs: Mapping[str, Array], sizes
 
 def check(template: Template, problem: Problem, inputs: Mapping[str, Array] | None = None, sizes: Mapping[str, int] | None = None,
           on: Device | None = None, config: Config | None = None, pitch: Mapping[str, int] | None = None, tolerance: float = 1e-5,
-          absolute: float = 1e-6, seed: int = 0) -> dict[str, Array]:
+          absolute: float = 1e-6, seed: int = 0, off_by: int = 0) -> dict[str, Array]:
     """Compares a template with the reference, whole and in 3 slices (which must give the same bits); returns the outputs.
 
     Parameters
     ----------
     tolerance, absolute
-        An element may be off by absolute + tolerance * |reference|; integers and booleans must agree.
+        An element may be off by absolute + tolerance * |reference|; booleans must agree.
+    off_by
+        What integers may be off by.
     """
     inputs = random_inputs(problem, sizes, seed) if inputs is None else inputs
     bound = Bound(template, problem, inputs, sizes, on, config, pitch)
@@ -323,7 +325,7 @@ def check(template: Template, problem: Problem, inputs: Mapping[str, Array] | No
     for name in problem.layer.outputs:
         same = whole[name].tobytes() == parts[name].tobytes()
         assert same, f"{template.name}: {name} has other bits when computed in slices"
-        compare(whole[name], wanted[name], tolerance, absolute, f"{template.name}: {name}")
+        compare(whole[name], wanted[name], tolerance, absolute, f"{template.name}: {name}", off_by)
     return whole
 
 
@@ -336,12 +338,14 @@ def _reference(problem: Problem, inputs: Mapping[str, Array], sizes: dict[str, i
     return dict(zip(problem.layer.outputs, result if isinstance(result, (list, tuple)) else [result], strict=True))
 
 
-def compare(got: Array, wanted: Array, tolerance: float, absolute: float, what: str) -> None:
+def compare(got: Array, wanted: Array, tolerance: float, absolute: float, what: str, off_by: int = 0) -> None:
     """Raises `AssertionError` that says where and by how much two arrays differ."""
     wanted = np.asarray(wanted)
     assert got.shape == wanted.shape, f"{what} has shape {got.shape}, wanted {wanted.shape}"
     if got.dtype.kind in "biu":
         bad = got != wanted
+        if off_by:
+            bad = np.abs(got.astype(np.float64) - wanted.astype(np.float64)) > off_by
     else:
         name = from_numpy(got.dtype)
         loose = max(tolerance, {"f16": 2e-3, "bf16": 2e-2}.get(name, 0.0))

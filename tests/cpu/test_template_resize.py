@@ -57,8 +57,9 @@ def test_scales():
 @pytest.mark.parametrize("dtype", ["f16", "f64", "u8", "i32"])
 def test_types(dtype):
     for mode in ("linear", "cubic"):
-        harness.check(TEMPLATE, layer((1, 5, 6, 20), (1, 9, 11, 20), mode, dtype=dtype))
-        harness.check(TEMPLATE, layer((3, 7), (5, 20), mode, dtype=dtype))
+        # Sums that are whole numbers but for their rounding may be cut either way.
+        harness.check(TEMPLATE, layer((1, 5, 6, 20), (1, 9, 11, 20), mode, dtype=dtype), off_by=1)
+        harness.check(TEMPLATE, layer((3, 7), (5, 20), mode, dtype=dtype), off_by=1)
 
 
 def test_symbols():

@@ -221,3 +221,22 @@ def test_attributes_are_held_to_the_operator():
         load(model([oh.make_node("Neg", ["x"], ["y"], axis=3)]))
     with pytest.raises(ModelError, match="is broken"):
         load(model([oh.make_node("Add", ["x"], ["y"])]))
+
+
+def test_damaged_bytes_end_in_our_own_errors():
+    """Whatever byte is changed: the model still means something, or one of our sentences says what is wrong."""
+    nodes = [oh.make_node("Conv", ["x", "k"], ["c"], pads=[1, 1], name="conv"), oh.make_node("Reshape", ["c", "s"], ["r"]),
+             oh.make_node("Softmax", ["r"], ["y"], axis=-1)]
+    weights = [onh.from_array(np.ones((4, 2, 3), np.float32), "k"), onh.from_array(np.array([0, -1]), "s")]
+    data = model(nodes, [oh.make_tensor_value_info("x", F, ["n", 2, 8])], [oh.make_tensor_value_info("y", F, None)],
+                 weights).SerializeToString()
+    random = np.random.default_rng(0)
+    outcomes = []
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[random.integers(len(data))] = random.integers(256)
+        try:
+            lower(load(bytes(damaged)))
+        except (ModelError, UnsupportedError) as error:
+            outcomes.append(str(error))
+    assert 50 < len(outcomes) < 300

@@ -51,6 +51,14 @@ def load(source: Source) -> onnx_ir.Model:
         The model needs a newer opset or an operator of a domain nobody here knows.
     """
     proto, folder, what = _read(source)
+    try:
+        return _checked(proto, folder, what)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # text that is no text, numbers out of range
+        raise ModelError(f"{what} is damaged: {_first_line(error)}") from error
+
+
+def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.Model:
+    """IR1 of a parsed model, or the error that says what is wrong with it."""
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError(f"{what} is not an ONNX model: it holds no graph")
     proto = _with_opsets(proto, what)

@@ -57,7 +57,7 @@ def lower(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None
     _add_inputs(context, model, shapes or {})
     versions = {("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}
     for index, node in enumerate(model.graph):
-        _lower_node(context, _call(context, node, index, versions), versions)
+        _lower_checked(context, _call(context, node, index, versions), versions)
     _finish(context, [v.name or "" for v in model.graph.outputs])
     return context.graph
 
@@ -139,6 +139,16 @@ def _call(context: Context, node: onnx_ir.Node, index: int, versions: Mapping[st
 def _attribute(attribute: onnx_ir.Attr) -> Any:
     value = attribute.value
     return list(value) if isinstance(value, tuple) else value
+
+
+def _lower_checked(context: Context, call: Call, versions: Mapping[str, int]) -> None:
+    """Lowers a node; what goes wrong because the node makes no sense in its place is said of the node."""
+    try:
+        _lower_node(context, call, versions)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        inputs = ", ".join(str(context.tensor(v)) if v else "none" for v in call.inputs)
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{call} does not fit its inputs ({inputs}): {reason}") from error
 
 
 def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> None:

@@ -60,7 +60,10 @@ class Workplace:
         if job.batch != self._batch:
             self._built.clear()
             self._batch = job.batch
-        template = next(t for t in find_templates(job.library) if t.name == job.template)
+        try:
+            template = next(t for t in find_templates(job.library) if t.name == job.template)
+        except (ImportError, AttributeError, StopIteration) as problem:
+            return Verdict("broken", f"the template {job.template} is not in {job.library} ({type(problem).__name__}: {problem})")
         bench = self._bench_for(job)
         choices = dict.fromkeys(bench.layers, (template, job.config))
         program = compile_graph(bench.graph, job.device, choices, threads=job.threads)

@@ -196,9 +196,12 @@ class Measurer:
 
     def _receive(self, number: int) -> Any:
         try:
-            return self._child(number).receive()
+            answer = self._child(number).receive()
         except (EOFError, OSError):
             return self._crash(number)
+        if isinstance(answer, Verdict) and answer.status == "broken":
+            raise SartorError(f"candidates cannot be measured: {answer.reason}")
+        return answer
 
     def _crash(self, number: int) -> Verdict:
         words = self._child(number).last_words()

@@ -98,7 +98,8 @@ class Verdict:
     Attributes
     ----------
     status
-        `built` (right so far, not timed), `ok`, `wrong`, `crash`, `timeout` or `error`.
+        `built` (right so far, not timed), `ok`, `wrong`, `crash`, `timeout` or `error`; `broken` where the fault is not the
+        candidate's, which ends the tuning run.
     reason
         Why not ok, in a sentence.
     samples

@@ -16,7 +16,7 @@ import math
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from sartor.runtime.program import Program
 from sartor.tuning.child import find_templates
 from sartor.tuning.measurer import Measurer
 from sartor.tuning.messages import LIBRARY, CompareJob, Comparison, ProfileJob, Verdict
-from sartor.tuning.records import FILE, Records, canonical
+from sartor.tuning.records import FILE, Records
 from sartor.tuning.search import Choice, choice_key
 from sartor.tuning.targets import Target, find_targets, input_shapes, symbol_values
 from sartor.tuning.trials import Trials
@@ -218,8 +218,11 @@ def _tuned(network: _Network, records: Records, library: str) -> Program:
     trials.search(clock.end - network.finishing_seconds(default))
     best = _best_choices(targets)
     changed = {name: choice for name, choice in best.items() if not _same(choice, default.chosen.get(name))}
-    program = network.better(default, changed, any(t.default_fails and t.best for t in targets)) if changed else default.program
-    return _marked(program, best)
+    decided = not changed
+    program = default.program
+    if changed:
+        program, decided = network.better(default, changed, any(t.default_fails and t.best for t in targets))
+    return _marked(program, best.keys() if decided else best.keys() - changed.keys())
 
 
 def _best_choices(targets: Sequence[Target]) -> dict[str, Choice]:
@@ -320,41 +323,39 @@ class _Network:
         """How long composing and comparing will take: what building took, since kernels are compiled by then, and some runs."""
         return 1.0 + 1.5 * default.build_seconds + self.compare_seconds + 20 * self.seconds
 
-    def better(self, default: _Compiled, changed: Mapping[str, Choice], default_fails: bool) -> Program:
-        """The program with these layers changed, or the default one where the whole network gains nothing by them."""
+    def better(self, default: _Compiled, changed: Mapping[str, Choice], default_fails: bool) -> tuple[Program, bool]:
+        """The program with these layers changed, or the default one where the whole network gains nothing by them.
+
+        Also whether measurements decided that.
+        """
         try:
             tuned = self.compiled("tuned", changed, self.clock.last)
         except _LateError:
             _log.warning("the default is kept: there was no time to compile what was found, which is stored for a later run")
-            return default.program
+            return default.program, False
         if default_fails:
-            return tuned.program
+            return tuned.program, True
         self.clock.tell("comparing")
         job = CompareJob((str(default.path), str(tuned.path)), self.shapes, self.compare_seconds)
         answer = self.measurer.ask(job, until=self.clock.last, timeout=NETWORK_TIMEOUT)
         if not isinstance(answer, Comparison):
             reason = f"{answer.status}, {answer.reason}" if answer else "no time was left"
             _log.warning("the default is kept: the tuned network could not be timed (%s)", reason)
-            return default.program
+            return default.program, False
         if answer.difference > NETWORK_TOLERANCE:
             _log.warning("the default is kept: the outputs of the tuned network differ from its by %.1e", answer.difference)
-            return default.program
+            return default.program, False
         _log.info("the network takes %.3f ms by default and %.3f ms tuned", *(1e3 * s for s in answer.seconds))
-        return tuned.program if answer.seconds[1] <= answer.seconds[0] else default.program
+        return (tuned if answer.seconds[1] <= answer.seconds[0] else default).program, True
 
 
 def _same(choice: Choice, other: Choice | None) -> bool:
     return other is not None and choice_key(*choice) == choice_key(*other)
 
 
-def _marked(program: Program, best: Mapping[str, Choice]) -> Program:
-    """The program with those layers noted as tuned that are computed in the way that was measured to be best."""
-
-    def is_tuned(name: str, template: str, config: Mapping[str, Any]) -> bool:
-        return name in best and best[name][0].name == template and canonical(best[name][1]) == canonical(config)
-
-    layers = tuple(replace(layer, tuned=is_tuned(layer.name, layer.template, layer.config)) for layer in program.layers)
-    return replace(program, layers=layers)
+def _marked(program: Program, tuned: Collection[str]) -> Program:
+    """The program with these layers noted as chosen by measurements."""
+    return replace(program, layers=tuple(replace(layer, tuned=layer.name in tuned) for layer in program.layers))
 
 
 def _names(target: Target) -> str:

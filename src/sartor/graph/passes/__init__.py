@@ -37,13 +37,14 @@ CLEAN: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
 MOVE: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("movement", movement.run),
     ("transposes", transposes.run),
-    ("reshapes", reshapes.run),
     ("dead", dead.run),
 )
 
 PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     *CLEAN,
     *MOVE,
+    ("reshapes", reshapes.run),
+    ("dead", dead.run),
     ("norms", norms.run),
     ("softmaxes", softmaxes.run),
     ("attention", attention.run),
@@ -52,6 +53,9 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("canonical", canonical.run),
     ("pads", pads.run),
     *CLEAN,
+    ("fuse", fuse.run),
+    ("reshapes", reshapes.run),
+    ("dead", dead.run),
     ("fuse", fuse.run),
     ("affine", affine.run),
     ("parallel", parallel.run),

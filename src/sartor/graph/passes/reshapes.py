@@ -38,12 +38,26 @@ def _sink(editor: Editor, layer: Layer) -> None:
             continue
         before = editor.shape(maker.inputs[0])
         aligned = [_shape_before(editor.shape(v), before, shape) for v in layer.inputs]
-        if all(a is not None and _is_free(editor, v, a, maker) for v, a in zip(layer.inputs, aligned, strict=True)):
+        free = [a is not None and _is_free(editor, v, a, before) for v, a in zip(layer.inputs, aligned, strict=True)]
+        if all(a is not None for a in aligned) and _pays(editor, layer, value, maker, free):
             inputs = tuple(reshaped(editor, v, a, layer) for v, a in zip(layer.inputs, aligned, strict=True) if a is not None)
             result = editor.value(Tensor(editor.tensors[output].dtype, before), output)
             new = editor.update(layer, inputs=inputs, outputs=(result,))
-            editor.redirect(output, reshaped(editor, result, shape, new))
+            after = editor.redirect(output, reshaped(editor, result, shape, new))
+            for reader in editor.readers(after):
+                if reader.kind == "reshape":
+                    _merge(editor, reader)
             return
+
+
+def _pays(editor: Editor, layer: Layer, value: str, reshape: Layer, free: list[bool]) -> bool:
+    """Whether the layer may then join what makes the reshaped value, or the reshape meets others."""
+    if editor.sole_reader(value) is layer:
+        return all(free) or editor.sole_reader(reshape.inputs[0]) is reshape
+    readers = editor.readers(layer.outputs[0])
+    makers = [editor.producer(v) for v in layer.inputs if editor.shape(v) == editor.shape(value)]
+    joined = len(makers) > 1 and all(m is not None and m.kind == "reshape" for m in makers)
+    return all(free) and (joined or (bool(readers) and all(r.kind == "reshape" for r in readers)))
 
 
 def _shape_before(operand: Sequence[Dim], before: Sequence[Dim], after: Sequence[Dim]) -> tuple[Dim, ...] | None:
@@ -64,14 +78,9 @@ def _shape_before(operand: Sequence[Dim], before: Sequence[Dim], after: Sequence
     return tuple(out)
 
 
-def _is_free(editor: Editor, value: str, shape: tuple[Dim, ...], reshape: Layer) -> bool:
-    """Whether reading the value in this shape needs no further reshape of a whole tensor, or one that pays."""
-    current = editor.shape(value)
-    if value in editor.constants or current == shape or all(d == 1 for d in shape):
+def _is_free(editor: Editor, value: str, shape: tuple[Dim, ...], before: tuple[Dim, ...]) -> bool:
+    """Whether reading the value in this shape needs no further reshape of a whole tensor."""
+    if value in editor.constants or editor.shape(value) == shape or shape != before:
         return True
     maker = editor.producer(value)
-    if maker is not None and maker.kind == "reshape":
-        return True
-    if shape != editor.shape(reshape.inputs[0]):
-        return True  # a broadcast operand
-    return editor.sole_reader(reshape.inputs[0]) is not None and editor.sole_reader(reshape.outputs[0]) is not None
+    return maker is not None and maker.kind == "reshape"

@@ -17,7 +17,7 @@ from sartor.templates.toomcook import PAIRS, filtering
 from sartor.templates.winograd import WINOGRAD
 
 RANDOM = np.random.default_rng(5)
-CONFIG = {"size": 6, "tile": "6x2", "block": 12, "group": 4, "splits": 1, "fused": True}
+CONFIG = {"size": 6, "tile": "6x2", "block": 12, "group": 4, "splits": 1, "fused": True, "prefetch": 2}
 HEAVY = (("mul", 5, 1.5), ("sub", 6, 0.5), ("mul", 7, 0.25), ("min", 8, 9.0), ("add", 9, 1), ("abs", 10))
 
 
@@ -62,7 +62,7 @@ def test_cases(case: str) -> None:
 
 @pytest.mark.parametrize("config", [
     {"size": 4}, {"size": 8}, {"block": 5, "group": 1, "splits": 3}, {"tile": "4x3", "group": 2, "splits": 2}, {"tile": "12x1"},
-    {"fused": False, "splits": 2, "group": 1}])
+    {"fused": False, "splits": 2, "group": 1, "prefetch": 0}])
 def test_knobs(config: dict[str, Any]) -> None:
     absolute = 1e-3 if config.get("size") == 8 else 2e-4
     check(WINOGRAD, convolution((1, 17, 15, 24), 50), config={**CONFIG, **config}, absolute=absolute)
@@ -137,8 +137,39 @@ def test_kernels_compile_for_every_target(isa: str, fused: bool) -> None:
         assert compile_ir(render([call.kernel], target_for(isa)), target_for(isa))
 
 
-def test_every_configuration_is_one() -> None:
+@pytest.mark.parametrize(("image", "columns"), [
+    ((1, 30, 30, 16), 40), ((1, 7, 7, 512), 512), ((1, 14, 14, 64), 24), ((1, 40, 40, 16), 16)])
+@pytest.mark.parametrize("isa", ["avx512", "sse4"])
+def test_defaults_are_in_the_space(image: tuple[int, ...], columns: int, isa: str) -> None:
+    p, on = convolution(image, columns), device(isa)
+    space, config = WINOGRAD.space(p, on), WINOGRAD.default(p, on)
+    assert config is not None
+    assert space.allowed(config)
+    assert all(config[knob] in choices for knob, choices in space.knobs.items())
+
+
+def test_any_configuration_can_be_built() -> None:
     p = convolution((1, 30, 30, 16), 40)
-    space = WINOGRAD.space(p, device())
-    assert space.allowed(WINOGRAD.default(p, device()) or {})
-    assert all(WINOGRAD.build(p, config, device()).calls for config in list(space)[::97])
+    assert all(WINOGRAD.build(p, config, device()).calls for config in list(WINOGRAD.space(p, device()))[::97])
+
+
+def test_defaults() -> None:
+    def choice(*image: Dim, columns: int = 64, taps: tuple[int, ...] = (3, 3), cores: int = 2) -> dict[str, Any] | None:
+        return WINOGRAD.default(convolution(image, columns, tuple(t // 2 for t in taps) * 2, taps), device(cores=cores))
+
+    large = choice(1, 56, 56, 64)
+    assert large is not None
+    assert (large["size"], large["splits"], large["fused"]) == (6, 1, True)
+    assert choice(symbol("n"), symbol("h"), symbol("w"), 64) == large
+    assert choice(1, 224, 224, 3) is None
+    few_tiles = choice(1, 7, 7, 128, columns=128)
+    assert few_tiles is not None
+    assert few_tiles["splits"] > 1
+    heavy_weights = choice(1, 14, 14, 256, columns=256)
+    assert heavy_weights is not None
+    assert heavy_weights["size"] == 4
+    assert choice(1, 4, 4, 512, columns=512, cores=16) is None
+    for taps in ((1, 3), (3, 1), (5, 5), (3,)):
+        found = choice(*(8, 400) if len(taps) == 1 else (1, 40, 40), 64, taps=taps)
+        assert found is not None
+        assert found["size"] == 6

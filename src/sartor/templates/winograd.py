@@ -28,11 +28,12 @@ from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.blocks import Part, even, runs
 from sartor.templates.convolution import kernel_shape
 from sartor.templates.expression_code import Epilogue
-from sartor.templates.microkernel import choose_tile, parse_tile, tile_choices
+from sartor.templates.microkernel import parse_tile, tile_choices
 from sartor.templates.slots import Slots
 from sartor.templates.spatial import Window, window
-from sartor.templates.toomcook import filtering
-from sartor.templates.winograd_code import Grid, Patches, Plan, Products
+from sartor.templates.toomcook import PAIRS, filtering
+from sartor.templates.winograd_choice import SCALAR, choose
+from sartor.templates.winograd_code import LINE, UNROLL, Grid, Patches, Plan, Products
 
 Array = np.ndarray[Any, Any]
 
@@ -44,10 +45,11 @@ def make_plan(problem: Problem, config: Config, device: Device) -> Plan:
     """What `config` fixes for this layer."""
     *_, channels, columns = (int(n) for n in problem.input(1).shape)  # type: ignore[arg-type]
     shape, size = window(problem, kernel_shape(problem)), int(config["size"])
-    tile = parse_tile(config["tile"], "f32", device.target)
-    group = min(int(config["group"]), -(-columns // tile.columns))
+    tile = parse_tile(config["tile"], SCALAR, device.target)
+    group, shares = min(int(config["group"]), -(-columns // tile.columns)), int(config["prefetch"])
+    lines = -(-UNROLL * tile.columns // (LINE * shares)) if shares else 0
     return Plan(filtering(size, shape.height.kernel), filtering(size, shape.width.kernel), tile, int(config["block"]), group,
-                channels, columns)
+                lines, channels, columns)
 
 
 def transform_weights(weights: Array, plan: Plan) -> Array:
@@ -157,18 +159,24 @@ class WinogradTemplate:
 
     def space(self, problem: Problem, device: Device) -> Space:
         *_, columns = (int(n) for n in problem.input(1).shape)  # type: ignore[arg-type]
-        lanes, taps = device.lanes("f32"), max(kernel_shape(problem))
-        sizes = tuple(size for size in (6, 4, 8) if size > taps)
-        return Space({"size": sizes, "tile": tile_choices(device.target)[:4], "block": (24, 12, 18, 36, 48, 6),
-                      "group": (2, 4, 1, 8), "splits": (1, 2, 4, 8), "fused": (True, False)},
-                     constraint=lambda c: c["splits"] * c["group"] * int(c["tile"].split("x")[1]) * lanes < columns + lanes)
+        taps = max(kernel_shape(problem))
+        default = self.default(problem, device) or {}
+
+        def choices(knob: str, *usual: Any) -> tuple[Any, ...]:
+            return tuple(dict.fromkeys((*((default[knob],) if knob in default else ()), *usual)))
+
+        def whole(config: Config) -> bool:
+            """Whether every split has panels."""
+            panels, group = -(-columns // parse_tile(config["tile"], SCALAR, device.target).columns), int(config["group"])
+            return group <= panels and int(config["splits"]) <= -(-panels // group)
+
+        return Space({"size": choices("size", *(size for size in PAIRS if size > taps)),
+                      "tile": choices("tile", *tile_choices(device.target)[:3]), "block": choices("block", 24, 12, 48),
+                      "group": choices("group", 1, 2, 4), "splits": choices("splits", 1, 2, 4), "fused": (True, False),
+                      "prefetch": choices("prefetch", 0, 1, 2, 4)}, whole)
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        *_, channels, columns = (int(n) for n in problem.input(1).shape)  # type: ignore[arg-type]
-        if min(channels, columns) < 16:
-            return None
-        tile = choose_tile(columns, device.target, "f32")
-        return {"size": 6, "tile": tile, "block": 24, "group": 2, "splits": 1, "fused": True}
+        return choose(problem, window(problem, kernel_shape(problem)), device)
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         weights = problem.constant(1)

@@ -13,9 +13,9 @@ from functools import partial
 
 from sartor.loops.language import I64, Buffer, Builder, Number, Rows, Value, Variable
 from sartor.sizes import Dim, ceildiv, product
-from sartor.templates.blocks import Part, even
+from sartor.templates.blocks import Part
 from sartor.templates.expression_code import Epilogue
-from sartor.templates.microkernel import CHEAP, Accumulators, Tile, by_height, multiply
+from sartor.templates.microkernel import Accumulators, Tile, by_height, store_pixels
 from sartor.templates.slots import Slots
 from sartor.templates.spatial import Window, WindowCode
 from sartor.templates.toomcook import Filtering, apply_input, apply_output
@@ -23,6 +23,9 @@ from sartor.types import BYTES
 
 LINE = 16
 """Elements of a cache line.  Planes lie an odd number of lines apart, so that those of one tile meet in different cache sets."""
+
+UNROLL = 4
+"""Steps along the input channels in one go."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Plan:
         Tiles of the image that are transformed, multiplied and transformed back together, at most.
     group
         Panels of output channels whose products are transformed back together, at most.
+    prefetch
+        Lines of the next panel of weights that are fetched for every `UNROLL` steps along the channels.
     channels, columns
         Input and output channels.
     """
@@ -48,6 +53,7 @@ class Plan:
     tile: Tile
     block: int
     group: int
+    prefetch: int
     channels: int
     columns: int
 
@@ -254,18 +260,31 @@ class Products:
         panel_size = self.channels * tile.columns
         weights = self.weights.at(first * (panel_size * plan.planes))
         parts = (tiles.length + (tile.rows - 1)) // tile.rows
+        base = tiles.length // parts
+        longer = tiles.length - base * parts  # so many of the row tiles have a row more
         with (b.loop("plane", 0, plan.planes, unroll=1) as k, b.loop("panel", 0, count, unroll=1) as p,
               b.loop("tile", 0, parts, unroll=1) as t):
-            part = even(b, tiles.length, parts, t)
-            source = v.at(k * plane + part.start * self.v_pitch)
-            to = m.at(k * plan.m_plane + part.start * plan.m_pitch + p * tile.columns)
+            start, height = t * base + b.minimum(t, longer), base + b.cast(t < longer, "i64")
+            source = v.at(k * plane + start * self.v_pitch)
+            to = m.at(k * plan.m_plane + start * plan.m_pitch + p * tile.columns)
             panel = weights.at((k * count + p) * panel_size)
-            by_height(b, tile, part.length, partial(self._product, source=source, panel=panel, to=to))
+            ahead = panel.at(panel_size + t * (self.channels // UNROLL * (plan.prefetch * LINE)))
+            by_height(b, tile, height, partial(self._product, source=source, panel=panel, ahead=ahead, to=to))
 
-    def _product(self, height: int, source: Buffer, panel: Buffer, to: Buffer) -> None:
-        accumulators = Accumulators(self.builder, self.plan.tile, height)
+    def _product(self, height: int, source: Buffer, panel: Buffer, ahead: Buffer, to: Buffer) -> None:
+        """One register tile.  Each row tile of a panel fetches its share of the next panel, which comes from far."""
+        b, tile = self.builder, self.plan.tile
+        accumulators = Accumulators(b, tile, height)
         rows = [source.at(self.v_pitch * i) for i in range(height)]
-        multiply(accumulators, rows, panel, self.channels, unroll=4 if height + 1 >= self.plan.tile.rows else 1)
+        whole = self.channels // UNROLL * UNROLL
+        with b.loop("k", 0, whole, UNROLL, unroll=1) as k:
+            for line in range(self.plan.prefetch):
+                b.prefetch(ahead, k // UNROLL * (self.plan.prefetch * LINE) + line * LINE)
+            for copy in range(UNROLL):
+                accumulators.step(rows, panel, k + copy, (k + copy) * tile.columns, tile.type.bytes)
+        if self.plan.channels % UNROLL:
+            with b.loop("k", whole, self.channels, unroll=1) as k:
+                accumulators.step(rows, panel, k, k * tile.columns, tile.type.bytes)
         accumulators.save(to, self.plan.m_pitch)
 
     # --- the output ---
@@ -296,7 +315,7 @@ class Products:
         vertical, horizontal = plan.vertical, plan.horizontal
         if vertical.size == 1:
             values = [b.load(source, x * plan.m_plane, lanes) for x in range(horizontal.size)]
-            self._store(epilogue, apply_output(b, horizontal.output, values), row, pixels, column, mask)
+            store_pixels(b, epilogue, self.y, self.y_pitch, apply_output(b, horizontal.output, values), row, pixels, column, mask)
             return
         with b.loop("x", 0, horizontal.size, unroll=1) as at_x:
             values = [b.load(source, (y * horizontal.size + at_x) * plan.m_plane, lanes) for y in range(vertical.size)]
@@ -304,25 +323,8 @@ class Products:
                 b.store(half, (at_x + y * horizontal.size) * lanes, value)
         with b.loop("y", 0, rows, unroll=1) as at_y:
             values = [b.load(half, (at_y * horizontal.size + x) * lanes, lanes) for x in range(horizontal.size)]
-            self._store(epilogue, apply_output(b, horizontal.output, values), row + at_y * self.width, pixels, column, mask)
-
-    def _store(self, epilogue: Epilogue, results: list[Value], row: Value, pixels: Value, column: Value,
-               mask: Value | None) -> None:
-        """Stores one row of a tile; one piece of code a pixel or, for long expressions and masks, one in all."""
-        b, lanes = self.builder, self.plan.tile.lanes
-
-        def store(value: Value, pixel: Number) -> None:
-            finished = epilogue.apply(value, row + pixel, column, lanes, mask)
-            b.store(self.y, (row + pixel) * self.y_pitch + column, finished, mask)
-
-        expression = epilogue.expression
-        if mask is None and (expression is None or len(expression.nodes) - expression.operands <= CHEAP):
-            for x, value in enumerate(results):
-                with b.branch(pixels > x):
-                    store(value, x)
-            return
-        line = b.local("line", self.plan.tile.scalar, len(results) * lanes)
-        for x, value in enumerate(results):
-            b.store(line, x * lanes, value)
-        with b.loop("x", 0, pixels, unroll=1) as pixel:
-            store(b.load(line, pixel * lanes, lanes), pixel)
+            results = apply_output(b, horizontal.output, values)
+            place = row + at_y * self.width
+            for x in range(horizontal.outputs):  # of the tile to the right
+                b.prefetch(self.y, (place + (horizontal.outputs + x)) * self.y_pitch + column)
+            store_pixels(b, epilogue, self.y, self.y_pitch, results, place, pixels, column, mask)

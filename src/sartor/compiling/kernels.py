@@ -25,6 +25,7 @@ from sartor.loops import llvm
 from sartor.loops.executor import executor_ir
 from sartor.loops.language import Kernel
 from sartor.loops.target import Target
+from sartor.loops.verify import verify
 
 _PLACEHOLDER = "sartor_kernel"
 _FEW = 3  # missing objects that are compiled in this process: starting a child takes about as long
@@ -33,17 +34,18 @@ _MOST_PROCESSES = 16
 
 @dataclass(frozen=True)
 class Unit:
-    """One function to compile: LLVM IR text and the symbol it defines."""
+    """One function to compile: LLVM IR text, the symbol it defines, and the kernel it came from."""
 
     symbol: str
     ir: str
+    kernel: Kernel | None = None
 
 
 def kernel_unit(kernel: Kernel, target: Target) -> Unit:
     """The LLVM IR of a kernel under a name made from its text."""
-    text = llvm.render([Kernel(_PLACEHOLDER, kernel.parameters, kernel.body)], target)
+    text = llvm.render([Kernel(_PLACEHOLDER, kernel.parameters, kernel.body)], target, checked=True)
     symbol = "k" + hashlib.sha256(text.encode()).hexdigest()[:24]
-    return Unit(symbol, text.replace(_PLACEHOLDER, symbol, 1))
+    return Unit(symbol, text.replace(_PLACEHOLDER, symbol, 1), kernel)
 
 
 def executor_unit(target: Target) -> Unit:
@@ -80,6 +82,8 @@ class KernelCompiler:
             if (found := _read(self._path(unit))) is not None:
                 self._objects[unit.symbol] = found
             else:
+                if unit.kernel is not None:
+                    verify(unit.kernel)  # one that is cached was verified then
                 self._missing.append(unit)
                 if self._processes > 1 and len(self._missing) > _FEW:
                     self._start()

@@ -1,8 +1,8 @@
 """Which way of Winograd's convolution is likely the fastest, where nothing was measured.
 
 Costs are counted in multiply-adds at the peak of one core, so that they need no clock.  The figures were measured on a Zen 3
-server: each pass of a transform costs 2.5 cycles a vector and plane, a register tile 40 cycles besides its products, and weights, which come from
-memory in all but the smallest networks, as much time a byte as 2.5 multiply-adds.
+server: a pass of a transform costs 2.5 cycles a vector and plane, a register tile 40 cycles besides its products, and a byte of
+weights, which come from memory in all but the smallest networks, as much time as 2.5 multiply-adds.
 """
 
 from __future__ import annotations

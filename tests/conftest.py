@@ -1,6 +1,12 @@
-"""What all tests share: a cache folder of their own, so that they neither read nor fill the user's."""
+"""What all tests share: a cache folder of their own, so that they neither read nor fill the user's, and how hypothesis runs."""
 
 import os
+
+from hypothesis import HealthCheck, settings
+
+# Machines that run tests are busy: no example is wrong for being slow, and every run meets the same examples.
+settings.register_profile("sartor", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sartor")
 
 
 def pytest_configure(config):

@@ -8,6 +8,7 @@ instead: the patches of a chunk are copied to scratch, row of the window by row 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Epilogue, working
 from sartor.templates.microkernel import (
     Accumulators,
+    Ahead,
     Output,
     Place,
     Tile,
@@ -85,6 +87,7 @@ class ConvolutionCode:
         self.taps = slots.size("taps", shape.taps)
         self.block_count = slots.size("panel_blocks", group_blocks(outputs, tile, config))
         self.chunk = slots.size("chunk_tiles", chunk_tiles(tile, config))
+        self._ahead = Ahead(self.builder, tile, max(1, int(config["prefetch"])))
 
     def write(self, epilogue: Epilogue, left: Addresses | Patches) -> None:
         """Emits the whole body."""
@@ -113,6 +116,20 @@ class ConvolutionCode:
     def unroll(self, rows: int) -> int:
         """Copies of the innermost body: short tiles, which are few, get one."""
         return int(self.config["unroll"]) if rows + 1 >= self.tile.rows else 1
+
+
+    def ahead(self, panel: Buffer, tile_index: Value) -> Buffer:
+        """Where a tile starts to fetch the next panel."""
+        if not self.config["prefetch"]:
+            return panel
+        return self._ahead.start(panel.at(self.depth * self.tile.columns), self.depth, tile_index)
+
+    def fetch(self, rows: int, start: Buffer, step: Value | None) -> Callable[[Value], None] | None:
+        """What a tile of `rows` rows does while it computes, from step `step` of the depth on."""
+        unroll = self.unroll(rows)
+        if not self.config["prefetch"] or unroll == 1:
+            return None
+        return self._ahead.fetch(start if step is None else start.at(step * self._ahead.rate), unroll)
 
 
 class Addresses:
@@ -155,10 +172,12 @@ class Addresses:
         del start
         code, b, tile = self.code, self.code.builder, self.code.tile
         entries = tile_index * (code.taps * tile.rows)
+        ahead = code.ahead(panel, tile_index)
         with b.loop("tap", 0, code.taps, unroll=1) as tap:
             rows = [self.table.row(entries + tap * tile.rows + i) for i in range(accumulators.rows)]
             multiply(accumulators, rows, panel.at(tap * (code.inputs * tile.columns)), code.inputs,
-                     unroll=code.unroll(accumulators.rows), aligned=code.aligned, prefetch=int(code.config["prefetch"]))
+                     unroll=code.unroll(accumulators.rows), aligned=code.aligned,
+                     meanwhile=code.fetch(accumulators.rows, ahead, tap * code.inputs))
 
 
 class Patches:
@@ -226,12 +245,11 @@ class Patches:
 
     def accumulate(self, accumulators: Accumulators, tile_index: Value, start: Value, panel: Buffer) -> None:
         """Adds the products of one tile."""
-        del tile_index
         code = self.code
         first = self.matrix.at((start - self.first_pixel) * self.row)
         rows = [first.at(i * self.row) for i in range(accumulators.rows)]
         multiply(accumulators, rows, panel, code.depth, unroll=code.unroll(accumulators.rows), aligned=code.aligned,
-                 prefetch=int(code.config["prefetch"]))
+                 meanwhile=code.fetch(accumulators.rows, code.ahead(panel, tile_index), None))
 
 
 def group_blocks(outputs: int, tile: Tile, config: Config) -> int:
@@ -255,7 +273,7 @@ class ConvolutionTemplate:
         default = self.default(problem, device)
         return Space({
             "tile": tile_choices(device.target), "panels": sorted({1, 2, 4, 8, 16, default["panels"]}),
-            "mc": sorted({12, 24, 48, 96, 192, default["mc"]}), "unroll": (4, 2, 8), "prefetch": (0, 16)})
+            "mc": sorted({12, 24, 48, 96, 192, default["mc"]}), "unroll": (4, 2, 8), "prefetch": (4, 0, 2, 8)})
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         scalar = working(problem.input(0).dtype)
@@ -264,7 +282,7 @@ class ConvolutionTemplate:
         columns = parse_tile(tile, scalar, device.target).columns
         panel = columns * BYTES[scalar] * inputs * int(np.prod(kernel_shape(problem)))
         panels = max(1, min(-(-outputs // columns), device.l2_bytes // 2 // panel))
-        return {"tile": tile, "panels": panels, "mc": 96, "unroll": 4, "prefetch": 0}
+        return {"tile": tile, "panels": panels, "mc": 96, "unroll": 4, "prefetch": 4}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         return self._weights(problem, config, device).constants()

@@ -127,7 +127,7 @@ class MatMulTemplate:
         assert found is not None
         rule = blocking(found, device, working(problem.input(0).dtype))
         # Rows of a panel are packed once a chunk, so chunks are large; blocks of panels are small, so that threads share columns.
-        return {**rule, "kc": 256, "mc": 384, "panels": 4}
+        return {**rule, "kc": 256, "mc": 384, "panels": 4, "prefetch": 0}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
         return ()

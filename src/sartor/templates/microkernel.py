@@ -109,7 +109,8 @@ class Accumulators:
 
 
 def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, depth: Number, *, unroll: int = 4,
-             row_step: Number = 1, panel_step: Number | None = None, aligned: bool = True, prefetch: int = 0) -> None:
+             row_step: Number = 1, panel_step: Number | None = None, aligned: bool = True,
+             meanwhile: Callable[[Value], None] | None = None) -> None:
     """accumulators[i] += sum over k of rows[i][k * row_step] * panel[k * panel_step ...].
 
     Parameters
@@ -122,8 +123,8 @@ def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, 
         Copies of the body; what is left of the depth runs one by one.
     aligned
         Whether the panel's vectors are aligned.
-    prefetch
-        Fetch the panel so many steps ahead (0: leave it to the processor).
+    meanwhile
+        Writes code that runs once every `unroll` steps, such as what `Ahead` does.
     """
     b, tile = accumulators.builder, accumulators.tile
     step = tile.columns if panel_step is None else panel_step
@@ -140,14 +141,39 @@ def multiply(accumulators: Accumulators, rows: Sequence[Buffer], panel: Buffer, 
         return
     whole = depth // unroll * unroll
     with b.loop("k", 0, whole, unroll, unroll=1) as k:
-        if prefetch:
-            for line in range(0, unroll * tile.columns, 64 // Type(tile.scalar).bytes):
-                b.prefetch(panel, (k + prefetch) * step + line)
+        if meanwhile is not None:
+            meanwhile(k)
         for copy in range(unroll):
             at(k, copy)
     if unroll > 1 and not (isinstance(depth, int) and depth % unroll == 0):
         with b.loop("k", whole, depth, unroll=1) as k:
             at(k, 0)
+
+
+class Ahead:
+    """Fetches the next panel while the tiles of this one are computed, so that weights arrive at a steady rate.
+
+    The first `tiles` tiles of a chunk fetch a part each; later ones have nothing left and touch the last part again.
+    """
+
+    def __init__(self, builder: Builder, tile: Tile, tiles: int) -> None:
+        self.builder = builder
+        self.tiles = tiles
+        self.line = 64 // Type(tile.scalar).bytes
+        # Elements of the next panel fetched for each step of the depth.
+        self.rate = max(tile.columns // tiles, 1)
+
+    def start(self, panel_end: Buffer, depth: Value, place: Value) -> Buffer:
+        """Where the tile that is number `place` of its chunk starts to fetch."""
+        return panel_end.at(self.builder.minimum(place, self.tiles - 1) * (depth * self.rate))
+
+    def fetch(self, start: Buffer, unroll: int) -> Callable[[Value], None]:
+        """What to do once every `unroll` steps."""
+        def go(k: Value) -> None:
+            for offset in range(0, max(self.rate * unroll, 1), self.line):
+                self.builder.prefetch(start, k * self.rate + offset)
+
+        return go
 
 
 def by_height(builder: Builder, tile: Tile, height: Value, body: Callable[[int], None]) -> None:

@@ -16,7 +16,7 @@ from sartor.sizes import Dim, product
 from sartor.templates.base import Argument, Config, KernelCall
 from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Broadcast, Epilogue, classify
-from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile, rows_from
+from sartor.templates.microkernel import Accumulators, Ahead, Output, Place, Tile, choose_tile, multiply, parse_tile, rows_from
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
 
@@ -159,15 +159,15 @@ class ProductCode:
         if not depth_block:
             panel = self.panels.slice(matrix, p, zero, self.k)
             with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
-                self._tile(t, zero, a, panel, zero, None, first_row, column)
+                self._tile(chunk, t, a, panel, zero, None, first_row, column)
             return
         with b.loop("slice", 0, b.maximum(self.k, 1), depth_block, unroll=1) as start:
             end = b.minimum(start + depth_block, self.k)
             panel = self.panels.slice(matrix, p, start, end)
             with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
-                self._tile(t, t - chunk.first, a, panel, start, end, first_row, column)
+                self._tile(chunk, t, a, panel, start, end, first_row, column)
 
-    def _tile(self, t: Value, copy_index: Value, a: Buffer, panel: Buffer, start: Value, end: Value | None, first_row: Value,
+    def _tile(self, chunk: Run, t: Value, a: Buffer, panel: Buffer, start: Value, end: Value | None, first_row: Value,
               column: Value) -> None:
         """One register tile over the depth `start..end` (end None: all of it)."""
         b, tile = self.builder, self.tile
@@ -177,18 +177,24 @@ class ProductCode:
         if end is not None:
             origin = origin.at(start * self.a_pitch if transposed else start)
 
+        depth = self.k if end is None else end - start
+        unroll = int(self.config["unroll"])
+        meanwhile = None
+        if self.config["prefetch"]:
+            ahead = Ahead(b, tile, int(self.config["prefetch"]))
+            meanwhile = ahead.fetch(ahead.start(panel.at(depth * tile.columns), depth, t - chunk.first), unroll)
+
         def accumulate(accumulators: Accumulators) -> None:
             rows = [origin.at(i if transposed else self.a_pitch * i) for i in range(accumulators.rows)]
             nearly_full = accumulators.rows + 1 >= tile.rows
-            multiply(accumulators, rows, panel, self.k if end is None else end - start,
-                     unroll=int(self.config["unroll"]) if nearly_full else 1, row_step=self.a_pitch if transposed else 1,
-                     aligned=self.panels.aligned, prefetch=int(self.config["prefetch"]))
+            multiply(accumulators, rows, panel, depth, unroll=unroll if nearly_full else 1, aligned=self.panels.aligned,
+                     row_step=self.a_pitch if transposed else 1, meanwhile=meanwhile if nearly_full else None)
 
         place = Place(rows_from(first_row + part.start), column, part.length, self.n - column)
-        copy = b.scratch(tile.scalar, copy_index * tile.bytes)
         if end is None:
-            self.output.compute(place, copy, accumulate)
+            self.output.compute(place, b.scratch(tile.scalar), accumulate)
         else:
+            copy = b.scratch(tile.scalar, (t - chunk.first) * tile.bytes)
             self.output.compute(place, copy, accumulate, start > 0, end >= self.k)
 
 
@@ -228,4 +234,4 @@ def blocking(found: Product, device: Device, scalar: str) -> dict[str, Any]:
     panels = -(-columns // tile.columns)
     fitting = max(1, device.l2_bytes // 2 // (row * tile.columns))
     mc = min(max(tile.rows, device.l2_bytes // 2 // row // tile.rows * tile.rows), 960 // tile.rows * tile.rows)
-    return {"tile": text, "kc": 0, "mc": mc, "panels": max(1, min(panels, fitting)), "unroll": 4, "prefetch": 0}
+    return {"tile": text, "kc": 0, "mc": mc, "panels": max(1, min(panels, fitting)), "unroll": 4, "prefetch": 4}

@@ -7,6 +7,7 @@ and scratch starts as NaNs, so that reads and writes out of bounds do not pass u
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,9 @@ from sartor.devices.device import Device
 from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Layer, Problem, Tensor
 from sartor.graph.reference import evaluate_layer
+from sartor.loops.language import Kernel
 from sartor.loops.llvm import Jit
-from sartor.loops.target import target_for
+from sartor.loops.target import Target, target_for
 from sartor.sizes import Dim, evaluate
 from sartor.templates.base import (
     Argument,
@@ -165,6 +167,19 @@ class Stored:
         return self.memory.intact() and bool((raw[~inside] == PATTERN).all())
 
 
+_JITS: dict[tuple[str, str], Jit] = {}
+
+
+def _compiled(kernels: tuple[Kernel, ...], target: Target) -> Jit:
+    """The kernels in this process; those of the last calls are kept, as tests bind one kernel to many sizes."""
+    key = (target.isa, "\n".join(map(str, kernels)))
+    if key not in _JITS:
+        if len(_JITS) >= 16:
+            _JITS.pop(next(iter(_JITS)))
+        _JITS[key] = Jit(kernels, target)
+    return _JITS[key]
+
+
 # --- running --------------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +210,7 @@ class Bound:
         self.workspaces = [Guarded(evaluate(size, self.sizes), 64) for size in self.implementation.workspaces]
         names = [f"{call.kernel.name}_{i}" for i, call in enumerate(self.implementation.calls)]
         kernels = [type(c.kernel)(n, c.kernel.parameters, c.kernel.body) for n, c in zip(names, self.implementation.calls, strict=True)]
-        compiled = Jit(kernels, self.on.target)
+        compiled = _compiled(tuple(kernels), self.on.target)
         self.functions = [compiled.call(n) for n in names]
         self.arguments = [np.array([self._slot(a) for a in call.arguments] or [0], np.int64) for call in self.implementation.calls]
         for call in self.implementation.calls:
@@ -278,7 +293,7 @@ def _slices(call: KernelCall, sizes: Mapping[str, int], pieces: int) -> list[tup
     extent, grain = evaluate(call.extent, sizes), max(1, evaluate(call.grain, sizes))
     blocks = -(-extent // grain)
     cuts = sorted({min(extent, grain * (blocks * i // pieces)) for i in range(pieces)} | {0, extent})
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 def run(template: Template, problem: Problem, inputs: Mapping[str, Array], sizes: Mapping[str, int] | None = None,

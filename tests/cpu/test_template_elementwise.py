@@ -53,7 +53,8 @@ def test_pitches(shapes):
 
 
 @pytest.mark.parametrize("sizes", [{"n": 1, "h": 1}, {"n": 5, "h": 1}, {"n": 1, "h": 9}, {"n": 3, "h": 33}, {"n": 0, "h": 5}], ids=str)
-@pytest.mark.parametrize("shapes", [((N, H), (N, H), (H,), (N, 1)), ((N, 4, H), (N, 4, H), (N, 1, H), (4, 1)), ((N, 8), (N, 8), (N, 8), ())])
+@pytest.mark.parametrize("shapes", [((N, H), (N, H), (H,), (N, 1)),
+                                    ((N, 4, H), (N, 4, H), (N, 1, H), (4, 1)), ((N, 8), (N, 8), (N, 8), ())])
 def test_symbols(shapes, sizes):
     harness.check(TEMPLATE, layer(*shapes), sizes=sizes)
 

@@ -44,7 +44,8 @@ def test_types(dtype):
 
 
 def test_shapes():
-    for shape, indices, axis in (((7,), (), 0), ((7,), (3,), 0), ((7,), (2, 3), 0), ((3, 1), (2,), 1), ((2, 3, 4, 5), (2, 2), 1), ((100, 64), (2, 9), 0)):
+    for shape, indices, axis in (((7,), (), 0), ((7,), (3,), 0), ((7,), (2, 3), 0), ((3, 1), (2,), 1), ((2, 3, 4, 5), (2, 2), 1),
+                                 ((100, 64), (2, 9), 0)):
         problem = layer(shape, indices, axis)
         harness.check(Gather(), problem, feeds(problem))
 

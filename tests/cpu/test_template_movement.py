@@ -32,7 +32,7 @@ def padded(shape, before, after, mode="constant", value=0.0, dtype="f32", **more
 @pytest.mark.parametrize("isa", ["sse4", "avx2"])
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 def test_concat(axis, isa):
-    shapes = [list((2, 3, 21)) for _ in range(3)]
+    shapes = [[2, 3, 21] for _ in range(3)]
     for i, s in enumerate(shapes):
         s[axis] += 2 * i
     problem = concat([tuple(s) for s in shapes], axis)
@@ -63,9 +63,16 @@ def test_concat_epilogue():
 
 @pytest.mark.parametrize("isa", ["sse4", "avx2"])
 @pytest.mark.parametrize("starts, steps, out", [
-    ((0, 0, 0, 0), (1, 1, 1, 1), (3, 4, 5, 37)), ((1, 1, 2, 3), (1, 1, 1, 1), (2, 3, 2, 21)), ((0, 3, 0, 0), (1, -1, 1, 1), (3, 4, 5, 37)),
-    ((2, 0, 4, 36), (-2, 1, -1, -1), (2, 4, 5, 37)), ((0, 0, 1, 1), (1, 2, 2, 3), (3, 2, 2, 12)), ((0, 1, 0, 0), (1, 2, 1, 1), (3, 2, 5, 37)),
-    ((1, 0, 0, 0), (1, 1, 1, 1), (1, 4, 5, 37)), ((0, 0, 0, 36), (1, 1, 1, 1), (3, 4, 5, 1)), ((0, 0, 0, 0), (1, 1, 1, 1), (3, 0, 5, 37))])
+    ((0, 0, 0, 0), (1, 1, 1, 1), (3, 4, 5, 37)),
+    ((1, 1, 2, 3), (1, 1, 1, 1), (2, 3, 2, 21)),
+    ((0, 3, 0, 0), (1, -1, 1, 1), (3, 4, 5, 37)),
+    ((2, 0, 4, 36), (-2, 1, -1, -1), (2, 4, 5, 37)),
+    ((0, 0, 1, 1), (1, 2, 2, 3), (3, 2, 2, 12)),
+    ((0, 1, 0, 0), (1, 2, 1, 1), (3, 2, 5, 37)),
+    ((1, 0, 0, 0), (1, 1, 1, 1), (1, 4, 5, 37)),
+    ((0, 0, 0, 36), (1, 1, 1, 1), (3, 4, 5, 1)),
+    ((0, 0, 0, 0), (1, 1, 1, 1), (3, 0, 5, 37)),
+], ids=str)
 def test_slice(starts, steps, out, isa):
     problem = sliced((3, 4, 5, 37), starts, steps, out)
     harness.check(Slice(), problem, on=harness.device(isa))

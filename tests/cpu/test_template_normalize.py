@@ -23,8 +23,9 @@ def layer(shape, axes, mode="layer", dtype="f32", **more):
 @pytest.mark.parametrize("axes", [a for n in range(1, 5) for a in combinations(range(4), n)], ids=str)
 @pytest.mark.parametrize("mode", ["layer", "rms"])
 def test_axes(axes, mode):
+    problem = layer((3, 4, 2, 45), axes, mode)
     for isa in ("sse4", "avx2"):
-        harness.check(TEMPLATE, layer((3, 4, 2, 45), axes, mode), on=harness.device(isa), pitch={"x": 49, "y": 47}, tolerance=1e-4, absolute=1e-5)
+        harness.check(TEMPLATE, problem, on=harness.device(isa), pitch={"x": 49, "y": 47}, tolerance=1e-4, absolute=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [{"n": 1, "h": 5}, {"n": 4, "h": 33}, {"n": 0, "h": 3}], ids=str)

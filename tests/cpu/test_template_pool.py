@@ -28,15 +28,15 @@ def layer(shape, kernel, strides=None, pads=None, dilations=None, mode="max", ce
 
 
 CASES = [
-    dict(shape=(2, 11, 13, 37), kernel=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1)),
-    dict(shape=(1, 8, 9, 16), kernel=(2, 2), strides=(2, 2), ceil=True),
-    dict(shape=(2, 9, 10, 5), kernel=(3, 2), dilations=(2, 3), pads=(2, 1, 0, 3)),
-    dict(shape=(2, 29, 9), kernel=(5,), strides=(3,), pads=(2, 1)),
-    dict(shape=(1, 40, 8), kernel=(11,), strides=(4,), pads=(5, 5), ceil=True),
-    dict(shape=(1, 5, 6, 7, 9), kernel=(2, 3, 3), strides=(1, 2, 1), pads=(1, 1, 1, 0, 1, 1)),
-    dict(shape=(1, 3, 4, 5, 3, 4), kernel=(2, 2, 2, 2), pads=(0, 1, 0, 1, 1, 0, 1, 0)),
-    dict(shape=(1, 2, 2, 33), kernel=(5, 5), pads=(2, 2, 2, 2)),
-    dict(shape=(0, 5, 5, 8), kernel=(2, 2)),
+    {"shape": (2, 11, 13, 37), "kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)},
+    {"shape": (1, 8, 9, 16), "kernel": (2, 2), "strides": (2, 2), "ceil": True},
+    {"shape": (2, 9, 10, 5), "kernel": (3, 2), "dilations": (2, 3), "pads": (2, 1, 0, 3)},
+    {"shape": (2, 29, 9), "kernel": (5,), "strides": (3,), "pads": (2, 1)},
+    {"shape": (1, 40, 8), "kernel": (11,), "strides": (4,), "pads": (5, 5), "ceil": True},
+    {"shape": (1, 5, 6, 7, 9), "kernel": (2, 3, 3), "strides": (1, 2, 1), "pads": (1, 1, 1, 0, 1, 1)},
+    {"shape": (1, 3, 4, 5, 3, 4), "kernel": (2, 2, 2, 2), "pads": (0, 1, 0, 1, 1, 0, 1, 0)},
+    {"shape": (1, 2, 2, 33), "kernel": (5, 5), "pads": (2, 2, 2, 2)},
+    {"shape": (0, 5, 5, 8), "kernel": (2, 2)},
 ]
 
 

@@ -66,9 +66,12 @@ def test_symbols():
     n, h, w = symbol("n"), symbol("h"), symbol("w")
     sizes = {"n": 2, "h": 5, "w": 7}
     for mode in ("nearest", "linear"):
-        harness.check(TEMPLATE, layer((n, h, w, 9), (n, h * 2, w * 2, 9), mode), sizes=sizes, tolerance=1e-4, absolute=1e-5)
-        harness.check(TEMPLATE, layer((n, h, w, 9), (n, 5, 3, 9), mode, antialias=mode == "linear"), sizes=sizes, tolerance=1e-4, absolute=1e-5)
-    harness.check(TEMPLATE, layer((n, 9, h, w), (n, 9, h * 2, w * 3), "linear"), sizes=sizes, tolerance=1e-4, absolute=1e-5)
+        antialias = mode == "linear"
+        for out, smooth in (((n, h * 2, w * 2, 9), False), ((n, 5, 3, 9), antialias)):
+            problem = layer((n, h, w, 9), out, mode, antialias=smooth)
+            harness.check(TEMPLATE, problem, sizes=sizes, tolerance=1e-4, absolute=1e-5)
+    problem = layer((n, 9, h, w), (n, 9, h * 2, w * 3), "linear")
+    harness.check(TEMPLATE, problem, sizes=sizes, tolerance=1e-4, absolute=1e-5)
     harness.check(TEMPLATE, layer((n, h, 9), (n, h, 9)), sizes=sizes)
     harness.check(TEMPLATE, layer((n, h, 9), (n, 4, 9)), sizes={"n": 0, "h": 5})
 

@@ -32,7 +32,7 @@ def pitches(problem):
 @pytest.mark.parametrize("isa", ["sse4", "avx2"])
 @pytest.mark.parametrize("perm", list(permutations(range(4))), ids=str)
 def test_permutations(perm, isa):
-    for shape in ((2, 3, 19, 37), (1, 9, 1, 17), (3, 1, 4, 1)):
+    for shape in ((2, 3, 19, 37), (1, 9, 1, 17)) if isa == "avx2" else ((3, 1, 9, 1),):
         problem = layer(shape, perm)
         harness.check(TEMPLATE, problem, on=harness.device(isa), pitch=pitches(problem))
 
@@ -44,9 +44,17 @@ def test_types(perm, dtype):
         harness.check(TEMPLATE, layer((3, 37, 70), perm, dtype), on=harness.device(isa))
 
 
-@pytest.mark.parametrize("shape, perm", [((2, 3, 50, 61), (0, 2, 3, 1)), ((2, 50, 61, 3), (0, 3, 1, 2)), ((1, 300, 20), (0, 2, 1)),
-                                         ((70, 600), (1, 0)), ((2, 5, 12, 32), (0, 2, 1, 3)), ((0, 4, 5), (2, 1, 0)), ((), ()), ((5,), (0,)),
-                                         ((2, 1, 3, 1, 4, 2, 1, 5), (7, 0, 6, 3, 2, 5, 1, 4))], ids=str)
+@pytest.mark.parametrize("shape, perm", [
+    ((2, 3, 50, 61), (0, 2, 3, 1)),
+    ((2, 50, 61, 3), (0, 3, 1, 2)),
+    ((1, 300, 20), (0, 2, 1)),
+    ((70, 600), (1, 0)),
+    ((2, 5, 12, 32), (0, 2, 1, 3)),
+    ((0, 4, 5), (2, 1, 0)),
+    ((), ()),
+    ((5,), (0,)),
+    ((2, 1, 3, 1, 4, 2, 1, 5), (7, 0, 6, 3, 2, 5, 1, 4)),
+], ids=str)
 def test_shapes(shape, perm):
     for isa in ("sse4", "avx2"):
         problem = layer(shape, perm)

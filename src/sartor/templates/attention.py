@@ -185,7 +185,7 @@ class _Code:
             self.v, self.v_pitch = slots.pointer("v", v), slots.pitch("v_pitch", v)
         self.y, self.y_pitch = slots.pointer("y", problem.layer.outputs[0]), slots.pitch("y_pitch", problem.layer.outputs[0])
         self.queries, self.keys = slots.size("queries", queries), slots.size("keys", keys)
-        self.heads, self.groups = slots.known("heads", heads), slots.known("groups", groups)
+        self.heads, self.groups = slots.size("heads", heads), slots.size("groups", groups)
         self.depth, self.values = slots.known("depth", depth), slots.known("values", values)
         self.rows = tile.rows * tiles
         self.row_bytes: Dim = ceildiv(keys, tile.columns) * (4 * tile.columns)
@@ -302,7 +302,7 @@ class _Code:
         for place in places:
             total = b.load(sums, place)
             inverses.append(b.select(total.eq(0.0), 0.0, 1.0 / total))
-        panels = self.values // tile.columns if isinstance(self.values, int) and self.direct else (self.values + tile.columns - 1) // tile.columns
+        panels = (self.values + (tile.columns - 1)) // tile.columns
         step: Number = tile.columns
         if not self.packed:
             step = self.groups * self.v_pitch

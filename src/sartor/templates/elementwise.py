@@ -129,7 +129,8 @@ class Elementwise:
         elements = max(64, WORK * code.lanes // (2 + len(problem.layer.inputs) + cost(expression)))
         if shape.flat:
             code.flat()
-            extent, grain = problem.output().elements, elements // 64 * 64
+            extent: Dim = problem.output().elements
+            grain: Dim = elements // 64 * 64
         else:
             code.rows()
             extent, grain = problem.output().rows, maximum(1, ceildiv(elements, maximum(shape.columns, 1)))

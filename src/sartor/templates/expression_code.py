@@ -224,7 +224,7 @@ def _binary_integer(b: Builder, op: str, x: Value, y: Value) -> Value:
     signed = x.type.scalar.startswith("i")
     if op in ("min", "max"):
         return b.binary(op, x, y)
-    if op == "shift_left" or op == "shift_right":
+    if op in ("shift_left", "shift_right"):
         bits = 8 * Type(x.type.scalar).bytes
         inside = (y >= 0) & (y < bits) if signed else y < bits
         shifted = b.binary("shl" if op == "shift_left" else "shr", x, b.select(inside, y, 0))

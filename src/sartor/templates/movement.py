@@ -272,7 +272,8 @@ class _PadCode:
         value = problem.layer.attributes.get("value", 0.0)
         dtype = there.dtype
         if self.mover.plain:
-            raw = b.constant(value if dtype in ("f16", "bf16", "f32", "f64") else bool(value) if dtype == "bool" else int(value), Type(dtype))
+            kind = Type(dtype)
+            raw = b.constant(value if kind.is_float else bool(value) if dtype == "bool" else int(value), kind)
             self.fill = b.cast(raw, "u8") if dtype == "bool" else b.bitcast(raw, self.x.scalar)
         else:
             kind = Type("f32" if dtype in ("f16", "bf16") else dtype)
@@ -341,7 +342,8 @@ class _PadCode:
             self.filled(row, right, self.columns)
             return
         with b.loop("side", 0, 2) as side:
-            with b.loop("c", b.select(side.eq(0), 0, right), b.select(side.eq(0), left, self.columns)) as c:
+            begin, end = b.select(side.eq(0), 0, right), b.select(side.eq(0), left, self.columns)
+            with b.loop("c", begin, end) as c:
                 index = self.continued(c - self.column_before, self.source_columns)
                 mover.store(at + c, mover.load(self.x, source * self.x_pitch + index), row, c)
 

@@ -74,11 +74,12 @@ class _Code:
         self.include_pad = bool(problem.layer.attributes.get("include_pad"))
         rank = len(x.shape) - 2
         thin = rank == 1
-        self.kernel: list[int] = [1] * thin + list(problem["kernel"])
-        self.strides: list[int] = [1] * thin + list(problem["strides"])
-        self.dilations: list[int] = [1] * thin + list(problem["dilations"])
-        sizes: list[Dim] = [1] * thin + list(x.shape[1:-1])
-        results: list[Dim] = [1] * thin + list(out.shape[1:-1])
+        unit = [1] if thin else []
+        self.kernel: list[int] = [*unit, *problem["kernel"]]
+        self.strides: list[int] = [*unit, *problem["strides"]]
+        self.dilations: list[int] = [*unit, *problem["dilations"]]
+        sizes: list[Dim] = [*unit, *x.shape[1:-1]]
+        results: list[Dim] = [*unit, *out.shape[1:-1]]
         self.scalar = working(x.dtype)
         kinds = [x.dtype, self.scalar, out.dtype]
         self.lanes, self.masked = lanes_for(device.target, kinds), can_mask(device.target, kinds)
@@ -91,8 +92,9 @@ class _Code:
         self.columns = slots.known("columns", out.columns)
         self.sizes = [slots.known("size", d) for d in sizes]
         self.results = [slots.known("result", d) for d in results]
-        self.before: list[Number] = [0] * thin + [slots.known("before", d) for d in problem["pads"][:rank]]
-        self.after: list[Number] = [0] * thin + [slots.known("after", d) for d in problem["pads"][rank:]]
+        none = [0] if thin else []
+        self.before: list[Number] = [*none, *(slots.known("before", d) for d in problem["pads"][:rank])]
+        self.after: list[Number] = [*none, *(slots.known("after", d) for d in problem["pads"][rank:])]
         self.epilogue = Epilogue(b, problem)
 
     def write(self) -> None:
@@ -152,7 +154,8 @@ class _Code:
         left = b.minimum(b.maximum(begins, first), stop)
         right = b.minimum(b.maximum(ends, left), stop)
         with b.loop("side", 0, 2) as side:
-            with b.loop("pixel", b.select(side.eq(0), first, right), b.select(side.eq(0), left, stop)) as place:
+            begin, end = b.select(side.eq(0), first, right), b.select(side.eq(0), left, stop)
+            with b.loop("pixel", begin, end) as place:
                 self.pixel(place, state, None)
         with b.loop("pixel", left, right) as place:
             self.pixel(place, state, kernel)
@@ -176,8 +179,8 @@ class _Code:
             def taps(buffer: Buffer, offset: Number) -> None:
                 start = offset + origin
                 if whole is not None:
-                    for tap in range(whole):
-                        self.tap(totals, buffer, start + tap * self.dilations[last], column, lanes, mask)
+                    for known in range(whole):
+                        self.tap(totals, buffer, start + known * self.dilations[last], column, lanes, mask)
                 else:
                     with b.loop("tap", low, high) as tap:
                         self.tap(totals, buffer, start + tap * self.dilations[last], column, lanes, mask)

@@ -242,7 +242,8 @@ class _Code(_Results):
         def cut(size: Number) -> tuple[Value, Value]:
             return place * size // self.parts, (place + 1) * size // self.parts
 
-        loops, columns = self.loops, (0, self.columns)
+        loops = self.loops
+        columns: tuple[Number, Number] = (0, self.columns)
         if loops:
             (_, size, stride), *rest = loops
             loops = [(*cut(size), stride), *rest]

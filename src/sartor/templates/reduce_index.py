@@ -133,18 +133,19 @@ class _Code:
             self.put(self.over_rows(start, b.constant(0, row.type), 1, None), row, 0, 1, None)
             return
         base = start * self.x_pitch
-        wide = _Best(self, self.lanes)
         rest = _Best(self, 1)
+        wide = _Best(self, self.lanes) if self.lanes > 1 else rest
 
         def body(column: Value, lanes: int, mask: Value | None) -> None:
-            best = wide if lanes == self.lanes else rest
+            taken = wide if lanes > 1 else rest
             place = b.iota(lanes, "i32") + b.cast(column, "i32")
-            best.take(self.fetch(base + column, lanes, mask), place, mask)
+            taken.take(self.fetch(base + column, lanes, mask), place, mask)
 
         along(b, 0, self.columns, self.lanes, body, masked=self.masked)
-        parts = [(b.extract(wide.value.get(), i), b.extract(wide.place.get(), i)) if self.lanes > 1 else (wide.value.get(), wide.place.get())
-                 for i in range(self.lanes)]
-        parts.append((rest.value.get(), rest.place.get()))
+        parts = [(rest.value.get(), rest.place.get())]
+        if self.lanes > 1:
+            best, place = wide.value.get(), wide.place.get()
+            parts.extend((b.extract(best, lane), b.extract(place, lane)) for lane in range(self.lanes))
         while len(parts) > 1:
             parts = [self.better(*parts[i:i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
         self.put(parts[0][1], row, 0, 1, None)

@@ -195,7 +195,7 @@ class RowTotal:
     def take(self, start: Number, stop: Number, fetch: Fetch) -> None:
         """Emits the loops that take in the columns start...stop of one row."""
         b, lanes, how = self.b, self.lanes, self.how
-        length = stop if isinstance(start, int) and start == 0 else stop - start  # type: ignore[operator]
+        length = stop if isinstance(start, int) and start == 0 else stop - start
         wide = lanes * len(self.totals)
         first = _round_down(length, wide)
         second = _round_down(length, lanes)
@@ -292,7 +292,7 @@ Tile: TypeAlias = Callable[[Value, int, int, "Value | None"], None]
 
 def tiles(b: Builder, start: Number, stop: Number, lanes: int, vectors: int, body: Tile, *, masked: bool) -> None:
     """Emits `body` for all columns start...stop: tiles of several vectors, single vectors, then a masked one or scalars."""
-    length = stop if isinstance(start, int) and start == 0 else stop - start  # type: ignore[operator]
+    length = stop if isinstance(start, int) and start == 0 else stop - start
     first: Number = _round_down(length, lanes * vectors) if vectors > 1 else 0
     second = _round_down(length, lanes)
     if not (isinstance(first, int) and first == 0):
@@ -324,14 +324,14 @@ def blocks(b: Builder, columns: Number, width: int, body: Callable[[Value, Numbe
     count = (total + (width - 1)) // width
     with b.branch(b.begin < b.end):
         at = b.variable("at", b.begin)
-        row = b.variable("row", b.begin // count)
-        first = b.variable("first", b.begin - row.get() * count)
+        line = b.variable("row", b.begin // count)
+        first = b.variable("first", b.begin - line.get() * count)
         with b.repeat_while() as test:
             b.proceed(test, at.get() < b.end)
             last = b.minimum(count, first.get() + (b.end - at.get()))
-            body(row.get(), first.get() * width, b.minimum(last * width, total))
+            body(line.get(), first.get() * width, b.minimum(last * width, total))
             at.set(at.get() + (last - first.get()))
-            row.set(row.get() + 1)
+            line.set(line.get() + 1)
             first.set(0)
 
 

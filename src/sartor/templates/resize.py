@@ -23,7 +23,7 @@ from sartor.templates.resize_tables import ResizedDim, resized_dims, table_bytes
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along
 from sartor.templates.walk import runs
-from sartor.types import BYTES, NUMPY
+from sartor.types import BYTES, to_numpy
 
 WORK = 1 << 13  # elements worth a slice of their own
 WRITTEN = 16  # taps of all dims but the last that are written out at most
@@ -154,7 +154,11 @@ class _Code:
             taps_of_row = [_Tap(0, None, None)]
             for side, (lead, place) in enumerate(zip(self.leads, places, strict=True)):
                 taps_of_row = [self.joined(a, b) for a in taps_of_row for b in self.written(side, lead, place)]
-            self.columns_of(row, lambda take: [take(tap) for tap in taps_of_row])
+            def each(take: Callable[[_Tap], None]) -> None:
+                for tap in taps_of_row:
+                    take(tap)
+
+            self.columns_of(row, each)
         else:
             self.columns_of(row, lambda take: self.looped(places, len(self.leads) - 1, _Tap(0, None, None), take))
 
@@ -197,7 +201,7 @@ class _Code:
 
     # --- columns ---
 
-    def columns_of(self, row: Value, over: Callable[[Callable[[_Tap], None]], Any]) -> None:
+    def columns_of(self, row: Value, over: Callable[[Callable[[_Tap], None]], None]) -> None:
         """All columns of one output row; `over` calls what it is given for every tap of the row."""
         b, mover = self.b, self.mover
         at = row * mover.y_pitch
@@ -218,7 +222,7 @@ class _Code:
 
         along(b, 0, self.columns, self.lanes if wide else 1, body, masked=self.masked)
 
-    def mixed(self, over: Callable[[Callable[[_Tap], None]], Any], c: Value, lanes: int, mask: Value | None) -> Value:
+    def mixed(self, over: Callable[[Callable[[_Tap], None]], None], c: Value, lanes: int, mask: Value | None) -> Value:
         """The weighted sum of all taps for some columns (nearest: the one there is)."""
         b = self.b
         scalar = self.x.scalar if self.nearest else self.weight
@@ -283,7 +287,7 @@ class _Code:
             return total
         if dtype == "bool":
             return b.cast(total, "bool")
-        info = np.iinfo(NUMPY[dtype])
+        info = np.iinfo(to_numpy(dtype))
         highest = float(info.max) if info.bits < 64 else float(np.nextafter(float(info.max), 0.0))
         rounded = b.minimum(b.maximum(b.unary("trunc", total), float(info.min)), highest)
         return b.cast(rounded, dtype)

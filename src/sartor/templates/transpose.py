@@ -282,16 +282,15 @@ class _Plane:
         edge = begin + ((end - begin) & -lanes)
         line = max(lanes, 64 // self.mover.element)  # a line of the output is filled before the next rows are begun
         with b.loop("o", begin, edge, line) as begun:
-            with b.loop("i", first, whole, lanes) as i:
-                with b.loop("o", begun, b.minimum(begun + line, edge), lanes) as o:
-                    self.tile(i, o)
+            limit = b.minimum(begun + line, edge)
+            with b.loop("i", first, whole, lanes) as i, b.loop("o", begun, limit, lanes) as o:
+                self.tile(i, o)
         if not self.mover.masked:
             self.single(first, whole, edge, end)
             self.single(whole, stop, begin, end)
             return
-        with b.branch(edge < end):
-            with b.loop("i", first, whole, lanes) as i:
-                self.tile(i, edge, columns=end - edge)
+        with b.branch(edge < end), b.loop("i", first, whole, lanes) as i:
+            self.tile(i, edge, columns=end - edge)
         with b.branch(whole < stop):
             if isinstance(size, int) and size < 3 and not isinstance(self.across, int):
                 self.single(whole, stop, begin, end)

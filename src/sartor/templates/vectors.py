@@ -33,12 +33,9 @@ def along(b: Builder, start: Number, stop: Number, lanes: int, body: Body, *, ma
         with b.loop("i", start, stop, unroll=unroll) as i:
             body(i, 1, None)
         return
-    length = stop if isinstance(start, int) and start == 0 else stop - start  # type: ignore[operator]
-    if isinstance(length, int):
-        whole: Number = length // lanes * lanes
-    else:
-        whole = length & -lanes
-    edge = whole if isinstance(start, int) and start == 0 else whole + start  # type: ignore[operator]
+    length = stop if isinstance(start, int) and start == 0 else stop - start
+    whole: Number = length & -lanes if isinstance(length, Value) else int(length) // lanes * lanes
+    edge = whole if isinstance(start, int) and start == 0 else whole + start
     if not isinstance(whole, int) or whole > 0:
         with b.loop("i", start, edge, lanes, unroll=unroll) as i:
             body(i, lanes, None)
@@ -49,7 +46,7 @@ def along(b: Builder, start: Number, stop: Number, lanes: int, body: Body, *, ma
         with b.loop("i", edge, stop, unroll=1) as i:
             body(i, 1, None)
     elif isinstance(length, int):
-        body(at, lanes, b.first_lanes(length - int(whole), lanes))  # type: ignore[arg-type]
+        body(at, lanes, b.first_lanes(length % lanes, lanes))
     else:
         rest = stop - at
         with b.branch(rest > 0):

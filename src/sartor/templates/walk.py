@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sartor.loops.language import I64, Builder, Number, Value, Variable
 
 Run = Callable[[list[Value], Value, Value, Value], None]
-"""Code for one run: (indexes of the outer dims, innermost of them first; first and end along the innermost dim; flat index of the first)."""
+"""Code for one run: indexes of the outer dims, innermost of them first; first and end along the innermost dim; flat index of the first."""
 
 
 def runs(b: Builder, sizes: Sequence[Number], body: Run) -> None:

@@ -120,7 +120,7 @@ def prepare(model: Model, shapes: Mapping[str, Sequence[int | str]] | None = Non
 
 def device_for(isa: str | None = None) -> Device:
     """This machine, or what `isa` names; see `sartor.devices.probe`."""
-    return host_device() if isa is None else _device_for(isa)
+    return host_device(proved=True) if isa is None else _device_for(isa)
 
 
 def thread_count(threads: int | None) -> int:

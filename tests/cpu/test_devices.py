@@ -57,3 +57,17 @@ def test_a_level_whose_code_fails_is_refused_with_the_reason(cache, monkeypatch)
 def test_foreign_devices_are_not_measured(cache):
     with pytest.raises(UnsupportedError, match="cannot be measured here"):
         measure(device_for("neon" if "neon" not in host_isas() else "avx2"))
+
+
+def test_the_best_level_that_runs_is_compiled_for(cache, monkeypatch, caplog):
+    levels = host_isas()
+
+    def fail_best(isa):
+        if isa == levels[-1] and len(levels) > 1:
+            raise UnsupportedError(f"code for {isa} does not run")
+
+    monkeypatch.setattr(rates, "prove_isa", fail_best)
+    expected = levels[-2] if len(levels) > 1 else levels[-1]
+    assert host_device(proved=True).target.isa == expected
+    assert ("does not run" in caplog.text) == (len(levels) > 1)
+    assert host_device().target.isa == levels[-1]

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import platform
@@ -170,10 +171,28 @@ def _name() -> str:
     return f"{name} ({family}-{model})" if family and model else name
 
 
-def host_device() -> Device:
-    """This machine: its best instruction set, the cores this process may use, its caches.  Takes about a millisecond."""
+def host_device(proved: bool = False) -> Device:
+    """This machine: its best instruction set, the cores this process may use, its caches.  Takes about a millisecond.
+
+    With `proved`, the best instruction set whose code was seen to run here: a child runs some, once a machine.
+    """
     sizes = _host_caches()
-    return Device(target_for(host_isas()[-1]), usable_cores(), sizes[1], sizes[2], sizes[3], _name())
+    isa = _best_proved() if proved else host_isas()[-1]
+    return Device(target_for(isa), usable_cores(), sizes[1], sizes[2], sizes[3], _name())
+
+
+def _best_proved() -> str:
+    """The best level that runs; one that the processor reports but that does not run is passed over with a warning."""
+    lowest, *better = host_isas()
+    for isa in reversed(better):
+        try:
+            prove(isa)
+        except UnsupportedError as problem:
+            logging.getLogger("sartor").warning("%s", problem)
+        else:
+            return isa
+    prove(lowest)
+    return lowest
 
 
 def device_for(isa: str, cores: int | None = None, name: str | None = None) -> Device:

@@ -40,6 +40,7 @@ _ACCUMULATORS = 12  # hides the latency of two units of four or five cycles and 
 _SECONDS = 0.02  # of one timed piece
 _REPEATS = 3
 _TASKS = 1000
+_PATIENCE = 300  # seconds a proof may take; it takes half a second on an idle machine
 
 Call: TypeAlias = Callable[..., None]
 Work: TypeAlias = Callable[[int], None]  # does something the given number of times
@@ -273,7 +274,10 @@ def prove_isa(isa: str) -> None:
     if key not in kept:
         command = [sys.executable, "-c", f"from sartor.devices.rates import run_proof; run_proof({isa!r})"]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=_PATIENCE, check=False)
+        except subprocess.TimeoutExpired:
+            raise UnsupportedError(f"code for {isa} could not be tried within {_PATIENCE} s") from None
         kept = _keep("proved.json", key, _failure(done))
     if kept[key]:
         raise UnsupportedError(f"code for {isa} does not run on this machine ({kept[key]}); choose a lesser instruction set")

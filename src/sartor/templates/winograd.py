@@ -55,9 +55,12 @@ def make_plan(problem: Problem, config: Config, device: Device) -> Plan:
 def transform_weights(weights: Array, plan: Plan) -> Array:
     """G w G^T for weights [height, width, C, O], in double precision: [planes, C, O]."""
     vertical, horizontal = (np.array([[float(x) for x in row] for row in f.weights]) for f in (plan.vertical, plan.horizontal))
-    taps = weights.reshape(plan.vertical.taps, plan.horizontal.taps, plan.channels, plan.columns).astype(np.float64)
-    transformed = np.einsum("ay,yxco,bx->abco", vertical, taps, horizontal, optimize=True)
-    return np.asarray(transformed.reshape(plan.planes, plan.channels, plan.columns), np.float32)
+    both = np.kron(vertical, horizontal)  # [planes, taps]
+    taps = weights.reshape(both.shape[1], plan.channels, plan.columns)
+    transformed = np.empty((plan.planes, plan.channels, plan.columns), np.float32)
+    for channel in range(plan.channels):  # the matrices in double precision would take much memory all at once
+        transformed[:, channel] = both @ taps[:, channel].astype(np.float64)
+    return transformed
 
 
 def pack_groups(matrices: Array, plan: Plan) -> Array:

@@ -2,8 +2,8 @@
 
 Output pixels are the rows of the product, (tap, input channel) its depth.  For a chunk of pixels the addresses of the pixels
 under each tap are written to scratch once (the indirection of Dukhan, "The indirect convolution algorithm", 2019), padding being
-the address of zeros; then every panel of output channels runs over the chunk.  Images of few channels are gathered
-instead: the patches of a chunk are copied to scratch, row of the window by row of the window.
+the address of zeros; then every panel of output channels runs over the chunk.  In images of few channels whole rows of the
+window take the place of taps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
-from sartor.loops.language import Buffer, Builder, Value
+from sartor.loops.language import Buffer, Builder, Number, Value
 from sartor.sizes import ceildiv, product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
@@ -42,7 +42,7 @@ from sartor.types import BYTES
 Array = np.ndarray[Any, Any]
 
 FEW_CHANNELS = 8
-"""Images with fewer channels are gathered."""
+"""Images with fewer channels are read by rows of the window."""
 
 
 def kernel_shape(problem: Problem) -> tuple[int, ...]:
@@ -57,14 +57,14 @@ def channels(problem: Problem) -> tuple[int, int, int]:
     return groups, int(inputs), int(outputs) // groups  # type: ignore[arg-type]
 
 
-def is_gathered(problem: Problem) -> bool:
-    """Whether patches are copied: few channels, taps of a row side by side."""
+def has_few_channels(problem: Problem) -> bool:
+    """Whether runs of taps and channels are used: few channels, taps of a row side by side."""
     groups, inputs, _ = channels(problem)
     return groups == 1 and inputs < FEW_CHANNELS and problem["dilations"][-1] == 1
 
 
 class ConvolutionCode:
-    """Writes the kernel; `Addresses` and `Patches` say how a chunk's left-hand side is prepared and read."""
+    """Writes the kernel; `Addresses` say how a chunk's left-hand side is prepared and read."""
 
     def __init__(self, slots: Slots, tile: Tile, config: Config, shape: Window, weights: Weights) -> None:
         problem = slots.problem
@@ -72,12 +72,12 @@ class ConvolutionCode:
         self.builder: Builder = slots.builder
         self.tile = tile
         self.config = config
-        self.window = WindowCode(slots, shape, compiled=is_gathered(problem))
+        self.window = WindowCode(slots, shape, compiled=has_few_channels(problem))
         scalar = problem.input(0).dtype
         _, inputs, outputs = channels(problem)
         self.panels = weights.declare(slots)
         self.aligned = weights.is_constant
-        self.zeros = slots.zeros("zeros", max(64, inputs * BYTES[scalar]), scalar)
+        self.zeros = slots.zeros("zeros", max(64, shape.width.kernel * inputs * BYTES[scalar]), scalar)
         self.y = slots.pointer("y", problem.layer.outputs[0])
         self.y_pitch = slots.pitch("y_pitch", problem.layer.outputs[0])
         self.pixels = slots.size("pixels", shape.pixels)
@@ -89,7 +89,7 @@ class ConvolutionCode:
         self.chunk = slots.size("chunk_tiles", chunk_tiles(tile, config))
         self._ahead = Ahead(self.builder, tile, max(1, int(config["prefetch"])))
 
-    def write(self, epilogue: Epilogue, left: Addresses | Patches) -> None:
+    def write(self, epilogue: Epilogue, left: Addresses) -> None:
         """Emits the whole body."""
         b, tile = self.builder, self.tile
         output = Output(b, tile, epilogue, self.y, self.y_pitch)
@@ -110,13 +110,8 @@ class ConvolutionCode:
                     with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
                         part = even(b, self.pixels, self.tiles, t)
                         place = Place(rows_from(part.start), first_column + column, part.length, self.outputs - column)
-                        accumulate = partial(left.accumulate, tile_index=t - chunk.first, start=part.start, panel=panel)
+                        accumulate = partial(left.accumulate, tile_index=t - chunk.first, panel=panel)
                         output.compute(place, b.scratch(tile.scalar), accumulate)
-
-    def unroll(self, rows: int) -> int:
-        """Copies of the innermost body: short tiles, which are few, get one."""
-        return int(self.config["unroll"]) if rows + 1 >= self.tile.rows else 1
-
 
     def ahead(self, panel: Buffer, tile_index: Value) -> Buffer:
         """Where a tile starts to fetch the next panel."""
@@ -124,25 +119,34 @@ class ConvolutionCode:
             return panel
         return self._ahead.start(panel.at(self.depth * self.tile.columns), self.depth, tile_index)
 
-    def fetch(self, rows: int, start: Buffer, step: Value | None) -> Callable[[Value], None] | None:
-        """What a tile of `rows` rows does while it computes, from step `step` of the depth on."""
-        unroll = self.unroll(rows)
+    def fetch(self, unroll: int, start: Buffer, step: Value) -> Callable[[Value], None] | None:
+        """What a tile does while it computes, once every `unroll` steps from step `step` of the depth on."""
         if not self.config["prefetch"] or unroll == 1:
             return None
-        return self._ahead.fetch(start if step is None else start.at(step * self._ahead.rate), unroll)
+        return self._ahead.fetch(start.at(step * self._ahead.rate), unroll)
 
 
 class Addresses:
-    """The left-hand side as a table in scratch: for each tile of a chunk, tap and row of the tile, the address of a pixel."""
+    """The left-hand side as a table in scratch: for each tile of a chunk, tap and row of the tile, the address of a run of elements.
 
-    def __init__(self, code: ConvolutionCode) -> None:
+    A run is the channels of one pixel.
+    """
+
+    def __init__(self, code: ConvolutionCode, shape: Window) -> None:
         self.code = code
+        self.shape = shape
+        self.taps: Number = code.taps
+        self.run: Number = code.inputs
         self.table = code.builder.scratch_table(code.window.rows.scalar, code.tile.bytes)
 
-    @staticmethod
-    def scratch(tile: Tile, config: Config, shape: Window) -> int:
+    def scratch(self) -> int:
         """Bytes: a copy of a tile, then the table."""
-        return tile.bytes + chunk_tiles(tile, config) * shape.taps * tile.rows * 8
+        tile = self.code.tile
+        return tile.bytes + chunk_tiles(tile, self.code.config) * self.shape.taps * tile.rows * 8
+
+    def unroll(self, rows: int) -> int:
+        """Copies of the innermost body: short tiles, which are few, get one."""
+        return int(self.code.config["unroll"]) if rows + 1 >= self.code.tile.rows else 1
 
     def prepare(self, chunk: Run, channel: Value) -> None:
         """Fills the table for a chunk of tiles."""
@@ -150,7 +154,7 @@ class Addresses:
         position = code.window.position(even(b, code.pixels, code.tiles, chunk.first).start)
         with b.loop("tile", chunk.first, chunk.last, unroll=1) as t:
             part = even(b, code.pixels, code.tiles, t)
-            entries = (t - chunk.first) * (code.taps * rows)
+            entries = (t - chunk.first) * (self.taps * rows)
             with b.loop("pixel", 0, part.length, unroll=1) as i:
                 self._pixel([v.get() for v in position], entries + i, channel)
                 code.window.advance(position)
@@ -167,89 +171,56 @@ class Addresses:
                 address = b.select_buffer(valid, row.at(column * code.window.pitch + channel), code.zeros)
                 b.set_row(self.table, entries + (number * wide.kernel + x) * code.tile.rows, address)
 
-    def accumulate(self, accumulators: Accumulators, tile_index: Value, start: Value, panel: Buffer) -> None:
-        """Adds the products of one tile, which begins at pixel `start`: taps, then channels."""
-        del start
+    def accumulate(self, accumulators: Accumulators, tile_index: Value, panel: Buffer) -> None:
+        """Adds the products of one tile: taps, then the elements of a run."""
         code, b, tile = self.code, self.code.builder, self.code.tile
-        entries = tile_index * (code.taps * tile.rows)
+        entries, unroll = tile_index * (self.taps * tile.rows), self.unroll(accumulators.rows)
         ahead = code.ahead(panel, tile_index)
-        with b.loop("tap", 0, code.taps, unroll=1) as tap:
+        with b.loop("tap", 0, self.taps, unroll=1) as tap:
             rows = [self.table.row(entries + tap * tile.rows + i) for i in range(accumulators.rows)]
-            multiply(accumulators, rows, panel.at(tap * (code.inputs * tile.columns)), code.inputs,
-                     unroll=code.unroll(accumulators.rows), aligned=code.aligned,
-                     meanwhile=code.fetch(accumulators.rows, ahead, tap * code.inputs))
+            multiply(accumulators, rows, panel.at(tap * (self.run * tile.columns)), self.run, unroll=unroll, aligned=code.aligned,
+                     meanwhile=code.fetch(unroll, ahead, tap * self.run))
 
 
-class Patches:
-    """The left-hand side as a matrix in scratch: one row of (tap, channel) a pixel."""
+class RowAddresses(Addresses):
+    """The same for few channels: a run is what a row of the window covers of a row of the image.
+
+    The taps of a row lie side by side, so the image must be dense.  Runs that leave the image are copied to scratch.
+    """
 
     def __init__(self, code: ConvolutionCode, shape: Window, inputs: int) -> None:
-        self.code = code
-        self.run = shape.width.kernel * inputs
+        super().__init__(code, shape)
         self.inputs = inputs
-        self.scalar = code.window.rows.scalar
-        self.first_pixel = code.pixels
-        self.lanes = code.tile.lanes
-        self.row = self.row_length(code.tile, shape, inputs)
-        self.matrix = code.builder.scratch(self.scalar, code.tile.bytes)
+        self.taps = self.row_taps = shape.taps // shape.width.kernel
+        self.run = self.length = shape.width.kernel * inputs
+        pixels = chunk_tiles(code.tile, code.config) * code.tile.rows
+        self.copies_start = code.tile.bytes + 8 * pixels * self.row_taps
+        self.copies = code.builder.scratch(code.window.rows.scalar, self.copies_start)
+        self.bytes = self.copies_start + pixels * self.row_taps * self.length * BYTES[code.window.rows.scalar]
 
-    @staticmethod
-    def row_length(tile: Tile, shape: Window, inputs: int) -> int:
-        """Elements between two rows: the depth and a vector to spare, since runs are stored in whole vectors."""
-        return (shape.taps * inputs + 2 * tile.lanes - 1) // tile.lanes * tile.lanes
+    def scratch(self) -> int:
+        """Bytes: a copy of a tile, the table, copies of runs."""
+        return self.bytes
 
-    @staticmethod
-    def scratch(tile: Tile, config: Config, shape: Window, inputs: int, scalar: str) -> int:
-        """Bytes: a copy of a tile, then the matrix."""
-        return tile.bytes + chunk_tiles(tile, config) * tile.rows * Patches.row_length(tile, shape, inputs) * BYTES[scalar]
+    def unroll(self, rows: int) -> int:
+        """Copies of the innermost body: a number that divides the run, if there is one."""
+        unroll = super().unroll(rows)
+        return next((n for n in (unroll, 7, 6, 5, 9, 3) if self.length % n == 0), unroll) if unroll > 1 else 1
 
-    def prepare(self, chunk: Run, channel: Value) -> None:
-        """Copies the patches of a chunk of tiles (`channel` is 0: there is one group)."""
-        del channel
-        code, b = self.code, self.code.builder
-        first = even(b, code.pixels, code.tiles, chunk.first).start
-        last = even(b, code.pixels, code.tiles, chunk.last - 1)
-        position = code.window.position(first)
-        self.first_pixel = first
-        with b.loop("pixel", 0, last.start + last.length - first, unroll=1) as i:
-            self._pixel([v.get() for v in position], i * self.row)
-            code.window.advance(position)
-
-    def _pixel(self, at: list[Value], offset: Value) -> None:
+    def _pixel(self, at: list[Value], entries: Value, channel: Value) -> None:
         code, b, wide = self.code, self.code.builder, self.code.window.width
         first = at[-1] * wide.stride - wide.before
         within = (first >= 0) & (first + wide.kernel <= wide.size)
         with code.window.row_taps(at) as (number, entry, inside):
-            to = self.matrix.at(offset + number * self.run)
-            row = code.window.rows.row(entry)
-            with b.branch(inside & within):
-                self._copy_run(to, row.at(first * self.inputs))
+            row, place = code.window.rows.row(entry), entries + number * code.tile.rows
+            with b.branch(within | ~inside):
+                b.set_row(self.table, place, b.select_buffer(inside, row.at(first * self.inputs + channel), code.zeros))
             with b.otherwise():
-                self._copy_part(to, row, first, inside)
-
-    def _copy_run(self, to: Buffer, source: Buffer) -> None:
-        """A row of the window that lies inside the image."""
-        b = self.code.builder
-        for start in range(0, self.run, self.lanes):
-            left = self.run - start
-            mask = None if left >= self.lanes else b.first_lanes(left, self.lanes)
-            b.store(to, start, b.load(source, start, self.lanes, mask))
-
-    def _copy_part(self, to: Buffer, row: Buffer, first: Value, inside: Value) -> None:
-        """A row of the window that leaves the image: element by element."""
-        b, wide = self.code.builder, self.code.window.width
-        low, high = b.maximum(-first, 0) * self.inputs, (wide.size - first) * self.inputs
-        with b.loop("element", 0, self.run, unroll=1) as i:
-            valid = inside & (i >= low) & (i < high)
-            b.store(to, i, b.load(row, first * self.inputs + i, 1, valid))
-
-    def accumulate(self, accumulators: Accumulators, tile_index: Value, start: Value, panel: Buffer) -> None:
-        """Adds the products of one tile."""
-        code = self.code
-        first = self.matrix.at((start - self.first_pixel) * self.row)
-        rows = [first.at(i * self.row) for i in range(accumulators.rows)]
-        multiply(accumulators, rows, panel, code.depth, unroll=code.unroll(accumulators.rows), aligned=code.aligned,
-                 meanwhile=code.fetch(accumulators.rows, code.ahead(panel, tile_index), None))
+                copy = self.copies.at(place * self.length)
+                low, high = b.maximum(-first, 0) * self.inputs, (wide.size - first) * self.inputs
+                with b.loop("element", 0, self.length, unroll=1) as i:
+                    b.store(copy, i, b.load(row, first * self.inputs + i, 1, (i >= low) & (i < high)))
+                b.set_row(self.table, place, copy)
 
 
 def group_blocks(outputs: int, tile: Tile, config: Config) -> int:
@@ -296,12 +267,9 @@ class ConvolutionTemplate:
         slots = Slots(builder, problem)
         code = ConvolutionCode(slots, tile, config, shape, weights)
         epilogue = Epilogue(builder, problem)
-        if is_gathered(problem):
-            code.write(epilogue, Patches(code, shape, inputs))
-            scratch = Patches.scratch(tile, config, shape, inputs, problem.input(0).dtype)
-        else:
-            code.write(epilogue, Addresses(code))
-            scratch = Addresses.scratch(tile, config, shape)
+        left = RowAddresses(code, shape, inputs) if has_few_channels(problem) else Addresses(code, shape)
+        code.write(epilogue, left)
+        scratch = left.scratch()
         blocks = groups * group_blocks(outputs, tile, config)
         call = KernelCall(
             builder.finish(), (*slots.arguments, *epilogue.arguments()), extent=tiles_of(shape.pixels, tile.rows) * blocks,
@@ -318,7 +286,7 @@ class ConvolutionTemplate:
         return Weights(problem, parse_tile(config["tile"], scalar, device.target), rows, outputs, outputs)
 
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return value == problem.layer.inputs[0] and is_gathered(problem)
+        return value == problem.layer.inputs[0] and has_few_channels(problem)
 
     def in_place(self, problem: Problem, value: str) -> bool:
         return False

@@ -47,7 +47,8 @@ class GemmTemplate:
         tiles = tile_choices(device.target)
         panels = sorted({1, 2, 4, 8, 16, 32, default["panels"]})
         mc = sorted({24, 48, 96, 192, 384, default["mc"]})
-        return Space({"tile": tiles, "panels": panels, "mc": mc, "kc": (0, 256, 512), "unroll": (4, 2, 8), "prefetch": (4, 0, 2, 8)})
+        return Space({"tile": tiles, "panels": panels, "mc": mc, "kc": (0, 256, 512), "unroll": (4, 2, 8), "prefetch": (4, 0, 2, 8),
+                      "rows_ahead": (True, False)})
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         return blocking(self._product(problem), device, working(problem.input(0).dtype))

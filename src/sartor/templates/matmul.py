@@ -120,14 +120,15 @@ class MatMulTemplate:
     def space(self, problem: Problem, device: Device) -> Space:
         default = self.default(problem, device)
         return Space({"tile": tile_choices(device.target), "panels": sorted({1, 2, 4, 8, default["panels"]}),
-                      "mc": sorted({48, 96, 192, 384, default["mc"]}), "kc": (256, 512, 1024), "unroll": (4, 2, 8), "prefetch": (0,)})
+                      "mc": sorted({48, 96, 192, 384, default["mc"]}), "kc": (256, 512, 1024), "unroll": (4, 2, 8), "prefetch": (0,),
+                      "rows_ahead": (True, False)})
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         found = as_product(problem)
         assert found is not None
         rule = blocking(found, device, working(problem.input(0).dtype))
         # Rows of a panel are packed once a chunk, so chunks are large; blocks of panels are small, so that threads share columns.
-        return {**rule, "kc": 256, "mc": 384, "panels": 4, "prefetch": 0}
+        return {**rule, "kc": 256, "mc": 384, "panels": 4, "prefetch": 0, "rows_ahead": True}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
         return ()

@@ -6,6 +6,7 @@ side, which is read where it lies: a panel of the right-hand side stays in L1 or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -179,10 +180,7 @@ class ProductCode:
 
         depth = self.k if end is None else end - start
         unroll = int(self.config["unroll"])
-        meanwhile = None
-        if self.config["prefetch"]:
-            ahead = Ahead(b, tile, int(self.config["prefetch"]))
-            meanwhile = ahead.fetch(ahead.start(panel.at(depth * tile.columns), depth, t - chunk.first), unroll)
+        meanwhile = self._fetch(chunk, t, origin, panel.at(depth * tile.columns), depth)
 
         def accumulate(accumulators: Accumulators) -> None:
             rows = [origin.at(i if transposed else self.a_pitch * i) for i in range(accumulators.rows)]
@@ -196,6 +194,30 @@ class ProductCode:
         else:
             copy = b.scratch(tile.scalar, (t - chunk.first) * tile.bytes)
             self.output.compute(place, copy, accumulate, start > 0, end >= self.k)
+
+
+    def _fetch(self, chunk: Run, t: Value, origin: Buffer, panel_end: Buffer, depth: Value) -> Callable[[Value], None] | None:
+        """What a tile fetches while it is computed: a part of the next panel, and the rows of the next tile."""
+        b, tile, unroll = self.builder, self.tile, int(self.config["unroll"])
+        steps = []
+        if self.config["prefetch"]:
+            ahead = Ahead(b, tile, int(self.config["prefetch"]))
+            steps.append(ahead.fetch(ahead.start(panel_end, depth, t - chunk.first), unroll))
+        if self.config["rows_ahead"] and not self.product.transpose_a:
+            following = origin.at(self.a_pitch * tile.rows)
+            line = 64 // BYTES[following.scalar]
+
+            def rows(k: Value) -> None:
+                for offset in range(0, tile.rows * unroll, line):
+                    b.prefetch(following, k * tile.rows + offset)
+
+            steps.append(rows)
+
+        def all_steps(k: Value) -> None:
+            for step in steps:
+                step(k)
+
+        return all_steps if steps else None
 
 
 def chunk_tiles(tile: Tile, config: Config) -> int:
@@ -234,4 +256,5 @@ def blocking(found: Product, device: Device, scalar: str) -> dict[str, Any]:
     panels = -(-columns // tile.columns)
     fitting = max(1, device.l2_bytes // 2 // (row * tile.columns))
     mc = min(max(tile.rows, device.l2_bytes // 2 // row // tile.rows * tile.rows), 960 // tile.rows * tile.rows)
-    return {"tile": text, "kc": 0, "mc": mc, "panels": max(1, min(panels, fitting)), "unroll": 4, "prefetch": 4}
+    return {"tile": text, "kc": 0, "mc": mc, "panels": max(1, min(panels, fitting)), "unroll": 4, "prefetch": 4,
+            "rows_ahead": 2 * row * tile.rows <= device.l1_bytes}

@@ -73,9 +73,10 @@ def _recognise(editor: Editor, terms: Terms, second: Layer, softmax: Layer, guar
     scores = _analyse(editor, names, expression, names.index(first.outputs[0]))
     if scores is None or not _batches_agree(editor, first, second):
         return
-    mask = _mask(editor, terms, softmax, names, expression, scores)
+    causal = _is_causal(editor, names, expression, scores)
+    mask = "" if causal else _mask(editor, terms, softmax, names, expression, scores)
     if mask is not None:
-        _replace(editor, first, second, softmax, scores.scale, mask, guard)
+        _replace(editor, first, second, softmax, scores.scale, mask, causal, guard)
 
 
 def _first_product(editor: Editor, value: str) -> tuple[Layer, Operands, Expression] | None:
@@ -121,7 +122,7 @@ def _analyse(editor: Editor, names: Operands, expression: Expression, raw: int) 
             return None
         others = [a for a in args if a not in depends]
         if op == "mul" and nodes[others[0]].op == "constant":
-            scores.scale = scores.scale * float(nodes[others[0]].value or 0.0)
+            scores.scale *= float(nodes[others[0]].value or 0.0)
         elif op == "add" and scores.scale == 1.0:
             scores.added.append(others[0])
         elif op == "select" and scores.scale == 1.0 and args[0] not in depends:
@@ -132,10 +133,11 @@ def _analyse(editor: Editor, names: Operands, expression: Expression, raw: int) 
         else:
             return None
         node = inner[0]
-    for mask, keep, low in scores.chosen:
+    causal = _is_causal(editor, names, expression, scores)
+    for mask, keep, score in scores.chosen:
         array = editor.constant(names[mask]) if mask < expression.operands else None
-        always_sees = array is not None and array.ndim > 0 and bool(np.any(array == keep, axis=-1).all())
-        if low > (LOW if always_sees else NEVER):
+        always_sees = causal or (array is not None and array.ndim > 0 and bool(np.any(array == keep, axis=-1).all()))
+        if score > (LOW if always_sees else NEVER):
             return None
     return scores
 
@@ -196,7 +198,8 @@ class Operand:
     swapped: bool
 
 
-def _replace(editor: Editor, first: Layer, second: Layer, softmax: Layer, scale: float, mask: str, guard: bool) -> None:
+def _replace(editor: Editor, first: Layer, second: Layer, softmax: Layer, scale: float, mask: str, causal: bool,
+             guard: bool) -> None:
     query = Operand(first.inputs[0], bool(first.attributes["transpose_a"]))
     key = Operand(first.inputs[1], not first.attributes["transpose_b"])
     value = Operand(second.inputs[1], bool(second.attributes["transpose_b"]))
@@ -209,7 +212,6 @@ def _replace(editor: Editor, first: Layer, second: Layer, softmax: Layer, scale:
             mask = reshaped(editor, mask, (*batch, *editor.shape(mask)[1:]), softmax)
     form = _form(editor, operands, mask)
     arranged = [_arranged(editor, o, form, softmax) for o in operands]
-    mask, causal = _causal(editor, mask)
     if mask and form == "batch" and len(editor.shape(mask)) == 3:
         shape = editor.shape(mask)
         mask = reshaped(editor, mask, (shape[0], 1, *shape[1:]), softmax)
@@ -287,17 +289,32 @@ def _arranged(editor: Editor, operand: Operand, form: str, near: Layer) -> str:
     return reshaped(editor, value, target, near)
 
 
-def _causal(editor: Editor, mask: str) -> tuple[str, bool]:
-    """The mask that is left, and whether it was the causal one: each query sees the keys up to its own place, counted from the end."""
-    array = editor.constant(mask) if mask else None
+def _is_causal(editor: Editor, names: Operands, expression: Expression, scores: Scores) -> bool:
+    """Whether the mask is the causal one and nothing else: each query sees the keys up to its own place, counted from the end."""
+    if len(scores.added) + len(scores.chosen) != 1:
+        return False
+    node, keep = (scores.added[0], None) if scores.added else scores.chosen[0][:2]
+    if node >= expression.operands:
+        return False
+    value, start = names[node], None
+    rows, columns = editor.shape(value)[-2:] if len(editor.shape(value)) > 1 else (1, 1)
+    maker = editor.producer(value)
+    if maker is not None and maker.kind == "slice" and all(s == 1 for s in maker.attributes["steps"]):  # cut from a larger one
+        value, start = maker.inputs[0], maker.attributes["starts"]
+    array = editor.constant(value)
     if array is None or array.ndim < 2 or any(d != 1 for d in array.shape[:-2]):
-        return mask, False
+        return False
     matrix = array.reshape(array.shape[-2:])
-    seen = np.tril(np.ones(matrix.shape, bool), matrix.shape[1] - matrix.shape[0])
-    if matrix.shape[0] > matrix.shape[1]:
-        return mask, False
-    same = np.array_equal(matrix, seen) if matrix.dtype == bool else bool((matrix[seen] == 0).all() and (matrix[~seen] <= LOW).all())
-    return ("", True) if same else (mask, False)
+    if start is None:
+        offset = matrix.shape[1] - matrix.shape[0]
+    elif matrix.shape[0] == matrix.shape[1] and start[-1] == 0 and start[-2] == columns - rows:
+        offset = 0
+    else:
+        return False
+    seen = np.tril(np.ones(matrix.shape, bool), offset)
+    if keep is not None:
+        return offset >= 0 and np.array_equal(matrix == keep, seen)
+    return offset >= 0 and bool((matrix[seen] == 0).all() and (matrix[~seen] <= LOW).all())
 
 
 def _guarded(dtype: str) -> Expression:

@@ -53,7 +53,8 @@ def _sum_of_squares(editor: Editor, layer: Layer) -> None:
     square = builder.finish(builder("mul", 0, 0))
     if maker.expression != square or editor.tensors[maker.inputs[0]] != editor.tensors[maker.outputs[0]] or dtype not in FLOATS:
         return
-    changes: dict[str, Any] = {"inputs": maker.inputs, "attributes": {**layer.attributes, "op": "sum_square"}, "source": merged_source(maker, layer)}
+    attributes = {**layer.attributes, "op": "sum_square"}
+    changes: dict[str, Any] = {"inputs": maker.inputs, "attributes": attributes, "source": merged_source(maker, layer)}
     if op == "mean":
         count = product(editor.shape(layer.inputs[0])[a] for a in layer.attributes["axes"])
         if not isinstance(count, int) or count == 0:

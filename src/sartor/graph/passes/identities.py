@@ -10,10 +10,9 @@ def run(graph: Graph) -> Graph:
     """Removes identities and merges chains of reshapes (pure: the graph given stays as it was)."""
     editor = Editor(graph)
     for layer in editor.each():
-        if layer.kind == "reshape":
-            layer = _merge_reshapes(editor, layer)
-        if is_identity(editor, layer) and not _is_copy_to_output(editor, layer):
-            editor.replace_value(layer, layer.inputs[0])
+        current = _merge_reshapes(editor, layer) if layer.kind == "reshape" else layer
+        if is_identity(editor, current) and not _is_copy_to_output(editor, current):
+            editor.replace_value(current, current.inputs[0])
     return editor.finish()
 
 

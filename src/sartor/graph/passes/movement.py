@@ -90,9 +90,9 @@ def _slice_of_concat(editor: Editor, layer: Layer, concat: Layer) -> None:
         if start == offset and count == size and step == 1:
             editor.replace_value(layer, value)
             return
-        if all(isinstance(d, int) for d in (start, offset, count, size)):
-            first, last = start - offset, start - offset + (count - 1) * step
-            if isinstance(first, int) and isinstance(last, int) and isinstance(size, int) and 0 <= min(first, last) <= max(first, last) < size:
+        first, last = start - offset, start - offset + (count - 1) * step
+        if isinstance(first, int) and isinstance(last, int) and isinstance(size, int):
+            if 0 <= min(first, last) <= max(first, last) < size:
                 starts = tuple(first if i == axis else 0 for i in range(len(layer.attributes["starts"])))
                 editor.update(layer, inputs=(value,), attributes={**layer.attributes, "starts": starts})
                 return

@@ -76,6 +76,9 @@ def test_epilogue():
         for extra in (out[-1:], (out[0], 1, 1), out):
             problem = layer((4, 19, 13), perm, expression=expression, extra={"e": ("f32", extra)})
             harness.check(TEMPLATE, problem, pitch=pitches(problem) | {"e": extra[-1]})
+    for extra in ((3,), (), (1, 9, 5, 3)):
+        problem = layer((1, 3, 9, 5), (0, 2, 3, 1), expression=expression, extra={"e": ("f32", extra)})
+        harness.check(TEMPLATE, problem)
     half = harness.chain(["f16"], ("relu", 0))
     harness.check(TEMPLATE, layer((4, 19, 33), (0, 2, 1), "f16", expression=half))
 

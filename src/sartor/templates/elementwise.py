@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ import numpy as np
 from sartor.devices.device import Device
 from sartor.graph.expression import Expression
 from sartor.graph.layer import Problem
-from sartor.loops.language import I64, Builder, Number, Type, Value, Variable
-from sartor.sizes import Dim, ceildiv, maximum, minimum, product
+from sartor.loops.language import I64, Builder, Number, Type, Value
+from sartor.sizes import Dim, ceildiv, maximum, product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
-from sartor.templates.expression_code import emit_expression, widen
+from sartor.templates.expression_code import emit_expression, present_in, widen
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, cost, lanes_for
+from sartor.templates.walk import runs
 from sartor.types import BYTES
 
+LONGEST = 8  # vectors after which short rows must come round again to be taken in whole vectors
 WORK = 6000  # instructions, roughly, that are worth a slice of their own
 
 
@@ -61,12 +64,6 @@ class Shape:
         return self.groups[0].present == self.column
 
 
-def _present(size: Dim, out: Dim) -> Dim:
-    if isinstance(size, int):
-        return 0 if size == 1 else 1
-    return 1 if size == out else minimum(size - 1, 1)
-
-
 def shape_of(problem: Problem) -> Shape:
     """The joined dims of an element-wise layer."""
     out = problem.output().shape or (1,)
@@ -76,12 +73,12 @@ def shape_of(problem: Problem) -> Shape:
         shape = shape[max(0, len(shape) - len(out)):]
         aligned.append((1,) * (len(out) - len(shape)) + shape)
     columns = out[-1]
-    column = tuple(_present(s[-1], columns) for s in aligned)
+    column = tuple(present_in(s[-1], columns) for s in aligned)
     groups: list[Group] = []
     outer: list[Dim] = [1] * len(aligned)
     for place in range(len(out) - 2, -1, -1):
         size = out[place]
-        present = tuple(_present(s[place], size) for s in aligned)
+        present = tuple(present_in(s[place], size) for s in aligned)
         if size != 1:
             known = all(isinstance(p, int) for p in present)
             if groups and known and groups[-1].present == present:
@@ -238,26 +235,18 @@ class _Code:
         columns = self.slots.known("columns", self.shape.columns)
         sizes = [self.slots.size("group", g.size) for g in groups[:-1]]
         steps = [[self.step(i, s) for i, s in enumerate(g.strides)] for g in groups]
-        if len(groups) == 1:
-            self.some_rows([0] * len(self.buffers), steps[0], b.begin, b.end - b.begin, columns)
-            return
-        places = self.start(sizes)
-        at = b.variable("at", b.begin)
-        with b.repeat_while() as test:
-            b.proceed(test, at.get() < b.end)
-            inner = places[0].get()
-            count = b.minimum(sizes[0] - inner, b.end - at.get())
+
+        def run(places: list[Value], first: Value, stop: Value, flat: Value) -> None:
             bases: list[Number] = []
             for i in range(len(self.buffers)):
                 base: Number = 0
-                for place, step in zip(places[1:], steps[1:], strict=True):
+                for place, step in zip(places, steps[1:], strict=True):
                     if isinstance(step[i], Value):
-                        base = place.get() * step[i] + base
+                        base = place * step[i] + base
                 bases.append(base)
-            self.some_rows(bases, steps[0], inner, count, columns)
-            at.set(at.get() + count)
-            places[0].set(0)
-            self.carry(places, sizes, 1)
+            self.some_rows(bases, steps[0], first, stop - first, columns)
+
+        runs(b, sizes, run)
 
     def step(self, operand: int, stride: Dim) -> Number:
         """Elements between two steps of a group: rows times the pitch; 0 where the operand is broadcast."""
@@ -268,28 +257,54 @@ class _Code:
             return pitch
         return self.slots.size("stride", stride) * pitch
 
-    def start(self, sizes: Sequence[Value]) -> list[Variable]:
-        """The index in each group of the first row."""
-        b = self.b
-        places = [b.variable("place", b.constant(0, I64)) for _ in range(len(sizes) + 1)]
-        with b.branch(b.begin.ne(0)):
-            rest = b.begin
-            for place, size in zip(places, sizes, strict=False):
-                quotient = rest // size
-                place.set(rest - quotient * size)
-                rest = quotient
-            places[-1].set(rest)
-        return places
+    # --- short rows of known length ---
 
-    def carry(self, places: Sequence[Variable], sizes: Sequence[Value], level: int) -> None:
-        """Steps group `level` and, where it is full, the ones around it."""
-        b = self.b
-        following = places[level].get() + 1
-        places[level].set(following)
-        if level < len(sizes):
-            with b.branch(following.eq(sizes[level])):
-                places[level].set(0)
-                self.carry(places, sizes, level + 1)
+    def period(self) -> int:
+        """After how many vectors the columns of dense rows come round again, where rows are best taken so; else 0.
+
+        Every operand must either have the innermost rows and the columns or be broadcast along these rows.
+        """
+        columns, group = self.shape.columns, self.shape.groups[0]
+        if not isinstance(columns, int) or columns == 1 or columns % self.lanes == 0 or self.shape.joins:
+            return 0
+        flags = list(zip(group.present, self.shape.column, strict=True))
+        if any(not isinstance(present, int) or not isinstance(column, int) or (present and not column) for present, column in flags):
+            return 0
+        vectors = columns // gcd(columns, self.lanes)
+        return vectors if vectors <= LONGEST else 0
+
+    def repeated(self, bases: Sequence[Number], first: Value, count: Value, columns: int, period: int) -> None:
+        """Dense rows as one run, in steps after which the columns begin anew; column operands stay in registers."""
+        b, lanes = self.b, self.lanes
+        present = self.shape.groups[0].present
+        start = first * columns
+        offsets = [start + base if p == 1 else base for base, p in zip(bases, present, strict=True)]
+        patterns: dict[int, list[Value]] = {}
+        for i in range(1, len(bases)):
+            if self.scalar[i] is None and present[i] == 0:
+                places = [(b.iota(lanes, "i32") + v * lanes) % columns for v in range(period)]
+                there = b.offset(self.buffers[i], offsets[i])
+                varies = self.column[i] == 1
+                patterns[i] = [widen(b, b.gather(there, p) if varies else b.broadcast(b.load(there), lanes)) for p in places]
+
+        def compute(at: Value, wide: int, vector: int | None) -> None:
+            operands: list[Value] = []
+            for i in range(1, len(bases)):
+                same = self.scalar[i]
+                if same is None and i in patterns:
+                    place = 0 if self.column[i] == 0 else at % columns
+                    same = patterns[i][vector] if vector is not None else widen(b, b.load(self.buffers[i], place + offsets[i]))
+                operands.append(widen(b, b.load(self.buffers[i], at + offsets[i], wide)) if same is None else same)
+            result = b.broadcast(emit_expression(b, self.expression, operands), wide)
+            b.store(self.buffers[0], at + offsets[0], b.cast(result, self.buffers[0].scalar))
+
+        total = count * columns
+        whole = total - total % (period * lanes)
+        with b.loop("i", 0, whole, period * lanes) as at:
+            for vector in range(period):
+                compute(at + vector * lanes, lanes, vector)
+        with b.loop("i", whole, total) as at:
+            compute(at, 1, None)
 
     def some_rows(self, bases: Sequence[Number], steps: Sequence[Number], first: Value, count: Value, columns: Number) -> None:
         """`count` rows of the innermost group from `first` on."""
@@ -300,6 +315,13 @@ class _Code:
                 offsets = [base if isinstance(step, int) else row * step + base for base, step in zip(bases, steps, strict=True)]
                 self.run(offsets, columns, 0)
 
+        period = self.period()
+        if period and isinstance(columns, int):
+            with b.branch(self.dense(b.constant(columns, I64))):
+                self.repeated(bases, first, count, columns, period)
+            with b.otherwise():
+                each()
+            return
         if not self.shape.joins:
             each()
             return

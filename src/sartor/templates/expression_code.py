@@ -295,7 +295,7 @@ class Broadcast:
         return "general"
 
 
-def _present(size: Dim, out: Dim) -> Dim:
+def present_in(size: Dim, out: Dim) -> Dim:
     """1 where the operand has this dim of the output, 0 where it is broadcast along it."""
     if isinstance(size, int):
         return 0 if size == 1 else 1
@@ -308,14 +308,14 @@ def classify(operand: Tensor, output: Tensor) -> Broadcast:
     shape = operand.shape or (1,)
     shape = shape[max(0, len(shape) - len(out)):]
     shape = (1,) * (len(out) - len(shape)) + shape
-    column = 0 if out[-1] == 1 else _present(shape[-1], out[-1])
+    column = 0 if out[-1] == 1 else present_in(shape[-1], out[-1])
     groups: list[tuple[Dim, Dim]] = []
     outer: Dim = 1  # rows of the operand inside the dims seen so far
     joined = None  # what the last group is: 0, 1, or None where its size must stay by itself
     for size, extent in zip(shape[-2::-1], out[-2::-1], strict=True):
         if extent == 1:
             continue
-        present = _present(size, extent)
+        present = present_in(size, extent)
         if groups and joined is not None and joined == present:
             groups[-1] = (groups[-1][0] * extent, groups[-1][1])
         else:
@@ -422,6 +422,19 @@ class Epilogue:
     def arguments(self) -> tuple[Argument, ...]:
         """What binding puts into the slots, in the order of their declaration; nothing where they are among slots that were given."""
         return self._slots.arguments if self._own else ()
+
+    @property
+    def columns_only(self) -> bool:
+        """Whether all operands are scalars or the same in all rows."""
+        return all(operand.kind in ("scalar", "column") for operand in self.operands)
+
+    def apply_down(self, raw: Value, column: Number) -> Value:
+        """The output's elements in one column of neighbouring rows; only where `columns_only`."""
+        if self.expression is None:
+            return self.builder.cast(raw, self.output.dtype)
+        loaded = [operand.load_at(0, column, 1) for operand in self.operands]
+        result = emit_expression(self.builder, self.expression, [raw, *loaded])
+        return self.builder.broadcast(self.builder.cast(result, self.output.dtype), raw.type.lanes)
 
     def apply(self, raw: Value, row: Number, column: Number, lanes: int, mask: Value | None = None) -> Value:
         """The output's elements, of the output's type, ready to be stored.

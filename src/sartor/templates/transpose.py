@@ -256,7 +256,8 @@ class _Code:
     def interleaves(self, inner: Axis, last: Axis) -> bool:
         """Whether the output's rows are a few elements that follow each other where it has no gaps: pixels from planes."""
         few = isinstance(last.size, int) and 1 < last.size <= 4
-        return few and self.mover.plain and self.mover.lanes > 1 and inner.result == 1 and not self.plan.dense_result
+        simple = self.mover.plain or self.mover.epilogue.columns_only
+        return few and simple and self.mover.lanes > 1 and inner.result == 1 and not self.plan.dense_result
 
 
 class _Plane:
@@ -307,6 +308,8 @@ class _Plane:
         with b.loop("i", first, whole, lanes) as i:
             source = code.sum(i, self.base)
             planes = [mover.load(code.x, source + code.times(self.across, o), lanes) for o in range(count)]
+            if not mover.plain:
+                planes = [mover.epilogue.apply_down(plane, o) for o, plane in enumerate(planes)]
             to = code.times(code.sum(i, self.row), count)
             for part in range(count):
                 wanted = [divmod(part * lanes + lane, count) for lane in range(lanes)]  # (pixel, plane) of each lane
@@ -314,7 +317,7 @@ class _Plane:
                 for o in range(count):
                     keep = [lane if plane != o else pixel + (lanes if o else 0) for lane, (pixel, plane) in enumerate(wanted)]
                     vector = b.shuffle(vector, planes[o], keep)
-                mover.store(to + part * lanes, vector, 0, 0, lanes)
+                b.store(mover.y, to + part * lanes, vector)
         self.single(whole, stop, 0, count)
 
     def single(self, first: Number, stop: Number, begin: Number, end: Number) -> None:

@@ -10,24 +10,24 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sartor.errors import FeedError, OptionError, SartorError
-from sartor.fitting.plan import ARENA, CONSTANT, INPUT, Plan, Value
+from sartor.fitting.plan import Plan
 from sartor.runtime.binding import Binder, BoundStage
-from sartor.runtime.executor import TASK_ARGS, Runner, ticks_per_second
+from sartor.runtime.context import Array, Memory
+from sartor.runtime.executor import ticks_per_second
 from sartor.runtime.host import HostRunner
 from sartor.runtime.program import Program, check_machine
+from sartor.runtime.run import Run
 from sartor.runtime.threads import available_threads
 from sartor.types import to_numpy
 
-Array: TypeAlias = NDArray[Any]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 KEPT_PLANS = 64
@@ -38,77 +38,7 @@ _log = logging.getLogger("sartor")
 _told: set[str] = set()
 
 
-class Context:
-    """What one run writes in one stage: argument block, task lists, and the arena they point into."""
-
-    def __init__(self, program: Program, bound: BoundStage, arena: Array, scratch: Array) -> None:
-        self.bound = bound
-        self.arena = arena
-        self.block = block = bound.block.copy()
-        address, start = arena.ctypes.data, block.ctypes.data
-        block[bound.arena_words] += address
-        block[bound.own_words] += start
-        patches = [p.copy() for p in bound.patches]
-        for patch in patches:
-            patch[:, 0] = patch[:, 0] * 8 + start
-        tasks = bound.tasks.copy()
-        tasks[:, TASK_ARGS] += start
-        slabs = scratch[: bound.threads]
-        self.runners: list[Runner | None] = []
-        for first, end in bound.layout.segments:
-            if end < 0:
-                self.runners.append(None)
-                continue
-            # The caller's addresses are written once, by the first native segment.
-            runner = Runner(
-                program.code,
-                tasks[first:end],
-                threads=bound.threads,
-                scratch=slabs,
-                patches=patches,
-                releases_lock=not bound.holds_lock,
-            )
-            self.runners.append(runner)
-        self.call = self.runners[0].native if self.runners and self.runners[0] else _not_native
-
-
-class Memory:
-    """What one run at a time may use: arenas and scratch, with the contexts made of them."""
-
-    def __init__(self) -> None:
-        self.arenas: dict[int, Array] = {}
-        self.scratch = _slabs(1, 0)
-        self.contexts: dict[int, Context] = {}
-
-    def context(self, program: Program, stage: int, bound: BoundStage) -> Context:
-        """The context of a bound stage, made when first asked for; memory grows as needed."""
-        context = self.contexts.get(id(bound))
-        if context is None:
-            self._reserve(stage, bound)
-            if len(self.contexts) > KEPT_PLANS * 2:
-                self.contexts.clear()
-            context = self.contexts[id(bound)] = Context(program, bound, self.arenas[stage], self.scratch)
-        return context
-
-    def _reserve(self, stage: int, bound: BoundStage) -> None:
-        arena = self.arenas.get(stage)
-        small = self.scratch.shape[0] < bound.threads or self.scratch.shape[1] < bound.scratch_bytes
-        try:
-            if arena is None or len(arena) < bound.arena.bytes:
-                self.contexts.clear()
-                self.arenas.pop(stage, None)
-                self.arenas[stage] = _aligned(bound.arena.bytes)
-            if small:
-                self.contexts.clear()
-                self.scratch = _slabs(max(self.scratch.shape[0], bound.threads), max(self.scratch.shape[1], bound.scratch_bytes))
-        except (MemoryError, ValueError):
-            raise SartorError(
-                f"there is not enough memory for these sizes: the network needs {bound.arena.bytes} bytes between its "
-                f"layers and {bound.threads} times {bound.scratch_bytes} bytes of scratch"
-            ) from None
-
-
-class _Ready:
+class Ready:
     """A plan that is bound, with what a call must bring to use it."""
 
     def __init__(
@@ -146,16 +76,16 @@ class Session:
         self.threads = threads or max(1, min(self.program.threads, available_threads()))
         check_machine(self.program.isa, self.program.machine, self.program.path or "the program")
         self._binder = Binder(self.program, self.threads)
-        self._plans: OrderedDict[Shapes, _Ready] = OrderedDict()
+        self._plans: OrderedDict[Shapes, Ready] = OrderedDict()
         self._lock = threading.Lock()
-        self._latest: _Ready | None = None
+        self._latest: Ready | None = None
         self._pool: list[Memory] = []
         self._closed = False
         self._input_names = tuple(self.program.inputs)
-        self._output_names = tuple(self.program.outputs)
+        self.output_names = tuple(self.program.outputs)
         values = self.program.blueprint.values
         self._dtypes = tuple(to_numpy(values[v].dtype) for v in self.program.blueprint.inputs)
-        self._hosts = [HostRunner(step) for step in self.program.blueprint.hosts]
+        self.hosts = [HostRunner(step) for step in self.program.blueprint.hosts]
         _tell_fallbacks(self.program)
 
     # --- running ---
@@ -196,7 +126,7 @@ class Session:
             else:
                 made = [np.empty(shape, dtype) for shape, dtype in ready.made]
                 self._run_simple(ready, arrays, made)
-                return dict(zip(self._output_names, made, strict=True))
+                return dict(zip(self.output_names, made, strict=True))
         return self._run_checked(feeds, out)
 
     def __call__(self, *arrays: Array) -> Any:
@@ -208,17 +138,15 @@ class Session:
         results = tuple(self.run(dict(zip(self._input_names, arrays, strict=True))).values())
         return results[0] if len(results) == 1 else results
 
-    def _run_simple(self, ready: _Ready, inputs: list[Array], outputs: list[Array]) -> None:
+    def _run_simple(self, ready: Ready, inputs: list[Array], outputs: list[Array]) -> None:
         try:
             memory = self._pool.pop()
         except IndexError:
             memory = self._new_memory()
         try:
-            context = memory.contexts.get(id(ready.first))
-            if context is None or context.bound is not ready.first:
-                context = memory.context(self.program, 0, ready.first)
+            context = memory.contexts.get(id(ready.first)) or memory.context(self.program, 0, ready.first)
             if context.call(*inputs, *outputs):
-                context.runners[0](*inputs, *outputs)  # type: ignore[misc]
+                context.call_again(*inputs, *outputs)
         finally:
             self._pool.append(memory)
 
@@ -227,12 +155,12 @@ class Session:
         ready = self._ready(tuple(a.shape for a in inputs))
         given = self._check_out(out, inputs) if out else {}
         if ready.simple:
-            outputs = [given.get(i) if i in given else np.empty(shape, dtype) for i, (shape, dtype) in enumerate(ready.made)]
-            self._check_made(given, ready.first)
-            self._run_simple(ready, inputs, outputs)  # type: ignore[arg-type]
+            self.check_made(given, ready.first)
+            outputs = [given[i] if i in given else np.empty(shape, dtype) for i, (shape, dtype) in enumerate(ready.made)]
+            self._run_simple(ready, inputs, outputs)
         else:
-            outputs = _Run(self, ready, inputs, given).all()  # type: ignore[assignment]
-        return dict(zip(self._output_names, outputs, strict=True))  # type: ignore[arg-type]
+            outputs = Run(self, ready, inputs, given).all()
+        return dict(zip(self.output_names, outputs, strict=True))
 
     # --- what comes in ---
 
@@ -261,8 +189,8 @@ class Session:
         found: dict[int, Array] = {}
         for name, array in out.items():
             if name not in self.program.outputs:
-                raise FeedError(f"the network has no output {name}; it has {', '.join(self._output_names)}")
-            index = self._output_names.index(name)
+                raise FeedError(f"the network has no output {name}; it has {', '.join(self.output_names)}")
+            index = self.output_names.index(name)
             dtype = to_numpy(values[self.program.blueprint.outputs[index]].dtype)
             if not isinstance(array, np.ndarray) or array.dtype != dtype or not array.flags.carray:
                 what = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -275,24 +203,24 @@ class Session:
             found[index] = array
         return found
 
-    def _check_made(self, given: Mapping[int, Array], bound: BoundStage) -> None:
+    def check_made(self, given: Mapping[int, Array], bound: BoundStage) -> None:
         for output in bound.outputs:
             array = given.get(output.index)
             if array is not None and array.shape != output.shape:
                 raise FeedError(
-                    f"the array for the output {self._output_names[output.index]} has the shape {list(array.shape)}; "
+                    f"the array for the output {self.output_names[output.index]} has the shape {list(array.shape)}; "
                     f"expected {list(output.shape)}"
                 )
 
     # --- plans ---
 
-    def _ready(self, shapes: Shapes) -> _Ready:
+    def _ready(self, shapes: Shapes) -> Ready:
         """The bound plan for these input shapes."""
         with self._lock:
             ready = self._plans.get(shapes)
             if ready is None:
                 sizes = self._binder.sizes(shapes)
-                ready = _Ready(self.program, shapes, sizes, self._binder.bind(0, sizes), self._dtypes)
+                ready = Ready(self.program, shapes, sizes, self._binder.bind(0, sizes), self._dtypes)
                 self._plans[shapes] = ready
                 if len(self._plans) > KEPT_PLANS:
                     self._plans.popitem(last=False)
@@ -301,7 +229,7 @@ class Session:
         self._latest = ready
         return ready
 
-    def bind_later(self, ready: _Ready, stage: int, sizes: Mapping[str, int], before: Sequence[BoundStage]) -> BoundStage:
+    def bind_later(self, ready: Ready, stage: int, sizes: Mapping[str, int], before: Sequence[BoundStage]) -> BoundStage:
         """A later stage at sizes found in a run."""
         key = (stage, tuple(sizes.values()))
         with self._lock:
@@ -324,17 +252,23 @@ class Session:
                 raise FeedError(f"the network has no input {name}; it has {', '.join(self._input_names)}")
         ready = self._ready(tuple(tuple(int(d) for d in shapes[name]) for name in self._input_names))
         stages = [ready.first]
-        for stage in range(1, len(self.program.blueprint.stages)):
-            stages.append(self._binder.bind(stage, ready.sizes, stages))
+        with self._lock:
+            for stage in range(1, len(self.program.blueprint.stages)):
+                stages.append(self._binder.bind(stage, ready.sizes, stages))
         return self._binder.plan(stages)
 
     def profile(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Seconds of each layer in one run, in order of computation."""
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
-        run = _Run(self, ready, inputs, {}, profiled=True)
+        run = Run(self, ready, inputs, {}, profiled=True)
         run.all()
         return run.seconds
+
+    @cached_property
+    def tick_rate(self) -> float:
+        """Ticks a second of the clock in profiles."""
+        return ticks_per_second(self.program.code)
 
     # --- memory ---
 
@@ -370,117 +304,6 @@ class Session:
         return f"<Session of {self.program!r} on {self.threads} thread{'s' if self.threads > 1 else ''}>"
 
 
-class _Run:
-    """One run stage by stage and segment by segment."""
-
-    def __init__(
-        self, session: Session, ready: _Ready, inputs: list[Array], given: Mapping[int, Array], profiled: bool = False
-    ) -> None:
-        self.session, self.ready, self.inputs, self.given, self.profiled = session, ready, inputs, given, profiled
-        self.program = session.program
-        self.outputs: list[Array] = [np.empty(0, np.uint8)] * len(session._output_names)
-        self.sizes = dict(ready.sizes)
-        self.stages: list[BoundStage] = []
-        self.contexts: list[Context] = []
-        self.seconds: dict[str, float] = {}
-
-    def all(self) -> list[Array]:
-        """Runs all stages; returns the outputs."""
-        memory = self.session.take_memory()
-        try:
-            arrived: dict[int, Array] = {}
-            for stage in range(len(self.program.blueprint.stages)):
-                bound = self.session.bind_later(self.ready, stage, self.sizes, self.stages) if stage else self.ready.first
-                self.stages.append(bound)
-                self.session._check_made(self.given, bound)
-                for output in bound.outputs:
-                    self.outputs[output.index] = self.given.get(output.index, np.empty(output.shape, output.dtype))
-                self.contexts.append(memory.context(self.program, stage, bound))
-                for number, array in arrived.items():
-                    self.view(number)[...] = array
-                arrived = self.run_stage()
-            return self.outputs
-        finally:
-            self.session.give_memory(memory)
-
-    def run_stage(self) -> dict[int, Array]:
-        """Runs the segments of the last stage bound; returns results whose place only the next stage knows."""
-        context = self.contexts[-1]
-        externals = (*self.inputs, *self.outputs, *(c.arena for c in self.contexts[:-1]))
-        arrived: dict[int, Array] = {}
-        for (first, end), runner in zip(self.stages[-1].layout.segments, context.runners, strict=True):
-            if runner is None:
-                start = time.perf_counter()
-                arrived |= self.run_host(first)
-                self.spend(self.program.blueprint.hosts[first].layer, time.perf_counter() - start)
-            elif self.profiled:
-                self.note(first, end, runner.profile(*externals))
-            else:
-                runner(*externals)
-        return arrived
-
-    def run_host(self, number: int) -> dict[int, Array]:
-        host = self.session._hosts[number]
-        step, values = host.step, self.program.blueprint.values
-        results = host({v: self.view(v) for v in step.inputs if v >= 0}, self.sizes)
-        for symbol, output, axis in step.defines:
-            found = results[output]
-            assert found is not None
-            self.sizes[symbol] = found.shape[axis]
-        arrived: dict[int, Array] = {}
-        for v, result in zip(step.outputs, results, strict=True):
-            if v < 0 or result is None:
-                continue
-            if step.defines:
-                arrived[v] = result
-                continue
-            place = self.view(v)
-            if place.shape != result.shape:
-                raise SartorError(
-                    f"the step {self.program.layers[step.layer].name} made {values[v].name} of the shape {list(result.shape)}; "
-                    f"expected {list(place.shape)}"
-                )
-            place[...] = result
-        return arrived
-
-    def view(self, number: int) -> Array:
-        """A value's place in memory as an array."""
-        value: Value = self.program.blueprint.values[number]
-        sizes = self.stages[-1].values
-        dtype = to_numpy(value.dtype)
-        shape = tuple(sizes[list(value.shape)].tolist())
-        step = dtype.itemsize
-        strides = [step] * len(shape)
-        if len(shape) > 1:
-            strides[-2] = step * int(sizes[value.pitch])
-            for axis in range(len(shape) - 3, -1, -1):
-                strides[axis] = strides[axis + 1] * shape[axis + 1]
-        return np.ndarray(shape, dtype, self._root(value), int(sizes[value.offset]) + self._start(value), strides)
-
-    def _root(self, value: Value) -> Array:
-        if value.root == ARENA:
-            return self.contexts[self.program.blueprint.buffers[value.index].stage].arena
-        if value.root == CONSTANT:
-            return self.program.weights
-        return self.inputs[value.index] if value.root == INPUT else self.outputs[value.index]
-
-    def _start(self, value: Value) -> int:
-        if value.root != ARENA:
-            return 0
-        return self.stages[self.program.blueprint.buffers[value.index].stage].buffer_offsets[value.index]
-
-    def note(self, first: int, end: int, ticks: NDArray[np.int64]) -> None:
-        """Adds the time of native steps to their layers'."""
-        rate = ticks_per_second(self.program.code)
-        layout = self.stages[-1].layout
-        for step, count in zip(layout.steps[first:end], np.diff(ticks).tolist(), strict=True):
-            self.spend(step.layer, count / rate)
-
-    def spend(self, layer: int, seconds: float) -> None:
-        name = self.program.layers[layer].name
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-
 def _tell_fallbacks(program: Program) -> None:
     """Logs once a process what of a program is not native code."""
     new = [fallback for fallback in program.fallbacks if fallback not in _told]
@@ -488,20 +311,3 @@ def _tell_fallbacks(program: Program) -> None:
     if new:
         more = f" and {len(new) - 5} more" if len(new) > 5 else ""
         _log.warning("not native code in %s: %s%s", program.name or "the program", ", ".join(new[:5]), more)
-
-
-def _not_native(*arrays: Array) -> int:
-    return 1
-
-
-def _aligned(count: int) -> Array:
-    """Uninitialised bytes from a multiple of 64 on."""
-    memory = np.empty(count + 64, np.uint8)
-    lead = -memory.ctypes.data % 64
-    return memory[lead : lead + count]
-
-
-def _slabs(threads: int, count: int) -> Array:
-    """Scratch: a slab of at least `count` bytes a thread, each on lines of its own."""
-    width = -(-max(count, 1) // 128) * 128
-    return _aligned(threads * width).reshape(threads, width)

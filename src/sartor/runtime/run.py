@@ -1,0 +1,130 @@
+"""One run of a plan with several stages, host steps, or a clock: stage by stage, segment by segment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import SartorError
+from sartor.fitting.plan import ARENA, CONSTANT, INPUT, Value
+from sartor.runtime.binding import BoundStage
+from sartor.runtime.context import Array, Context
+from sartor.types import to_numpy
+
+if TYPE_CHECKING:
+    from sartor.runtime.session import Ready, Session
+
+
+class Run:
+    """One run stage by stage and segment by segment."""
+
+    def __init__(
+        self, session: Session, ready: Ready, inputs: list[Array], given: Mapping[int, Array], profiled: bool = False
+    ) -> None:
+        self.session, self.ready, self.inputs, self.given, self.profiled = session, ready, inputs, given, profiled
+        self.program = session.program
+        self.outputs: list[Array] = [np.empty(0, np.uint8)] * len(session.output_names)
+        self.sizes = dict(ready.sizes)
+        self.stages: list[BoundStage] = []
+        self.contexts: list[Context] = []
+        self.seconds: dict[str, float] = {}
+
+    def all(self) -> list[Array]:
+        """Runs all stages; returns the outputs."""
+        memory = self.session.take_memory()
+        try:
+            arrived: dict[int, Array] = {}
+            for stage in range(len(self.program.blueprint.stages)):
+                bound = self.session.bind_later(self.ready, stage, self.sizes, self.stages) if stage else self.ready.first
+                self.stages.append(bound)
+                self.session.check_made(self.given, bound)
+                for output in bound.outputs:
+                    self.outputs[output.index] = self.given.get(output.index, np.empty(output.shape, output.dtype))
+                self.contexts.append(memory.context(self.program, stage, bound))
+                for number, array in arrived.items():
+                    self.view(number)[...] = array
+                arrived = self.run_stage()
+            return self.outputs
+        finally:
+            self.session.give_memory(memory)
+
+    def run_stage(self) -> dict[int, Array]:
+        """Runs the segments of the last stage bound; returns results whose place only the next stage knows."""
+        context = self.contexts[-1]
+        externals = (*self.inputs, *self.outputs, *(c.arena for c in self.contexts[:-1]))
+        arrived: dict[int, Array] = {}
+        for (first, end), runner in zip(self.stages[-1].layout.segments, context.runners, strict=True):
+            if runner is None:
+                start = time.perf_counter()
+                arrived |= self.run_host(first)
+                self.spend(self.program.blueprint.hosts[first].layer, time.perf_counter() - start)
+            elif self.profiled:
+                self.note(first, end, runner.profile(*externals))
+            else:
+                runner(*externals)
+        return arrived
+
+    def run_host(self, number: int) -> dict[int, Array]:
+        host = self.session.hosts[number]
+        step, values = host.step, self.program.blueprint.values
+        results = host({v: self.view(v) for v in step.inputs if v >= 0}, self.sizes)
+        for symbol, output, axis in step.defines:
+            found = results[output]
+            assert found is not None
+            self.sizes[symbol] = found.shape[axis]
+        arrived: dict[int, Array] = {}
+        for v, result in zip(step.outputs, results, strict=True):
+            if v < 0 or result is None:
+                continue
+            if step.defines:
+                arrived[v] = result
+                continue
+            place = self.view(v)
+            if place.shape != result.shape:
+                raise SartorError(
+                    f"the step {self.program.layers[step.layer].name} made {values[v].name} of the shape {list(result.shape)}; "
+                    f"expected {list(place.shape)}"
+                )
+            place[...] = result
+        return arrived
+
+    def view(self, number: int) -> Array:
+        """A value's place in memory as an array."""
+        value: Value = self.program.blueprint.values[number]
+        sizes = self.stages[-1].values
+        dtype = to_numpy(value.dtype)
+        shape = tuple(sizes[list(value.shape)].tolist())
+        step = dtype.itemsize
+        strides = [step] * len(shape)
+        if len(shape) > 1:
+            strides[-2] = step * int(sizes[value.pitch])
+            for axis in range(len(shape) - 3, -1, -1):
+                strides[axis] = strides[axis + 1] * shape[axis + 1]
+        return np.ndarray(shape, dtype, self._root(value), int(sizes[value.offset]) + self._start(value), strides)
+
+    def _root(self, value: Value) -> Array:
+        if value.root == ARENA:
+            return self.contexts[self.program.blueprint.buffers[value.index].stage].arena
+        if value.root == CONSTANT:
+            return self.program.weights
+        return self.inputs[value.index] if value.root == INPUT else self.outputs[value.index]
+
+    def _start(self, value: Value) -> int:
+        if value.root != ARENA:
+            return 0
+        return self.stages[self.program.blueprint.buffers[value.index].stage].buffer_offsets[value.index]
+
+    def note(self, first: int, end: int, ticks: NDArray[np.int64]) -> None:
+        """Adds the time of native steps to their layers'."""
+        rate = self.session.tick_rate
+        layout = self.stages[-1].layout
+        for step, count in zip(layout.steps[first:end], np.diff(ticks).tolist(), strict=True):
+            self.spend(step.layer, count / rate)
+
+    def spend(self, layer: int, seconds: float) -> None:
+        name = self.program.layers[layer].name
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds

@@ -187,7 +187,8 @@ class Bound:
     """A compiled implementation with its memory: `run` computes, `outputs` reads the results."""
 
     def __init__(self, template: Template, problem: Problem, inputs: Mapping[str, Array], sizes: Mapping[str, int] | None = None,
-                 on: Device | None = None, config: Config | None = None, pitch: Mapping[str, int] | None = None) -> None:
+                 on: Device | None = None, config: Config | None = None, pitch: Mapping[str, int] | None = None,
+                 over: str | None = None) -> None:
         self.on = on or device()
         self.problem = problem
         self.sizes = dict(sizes or {})
@@ -203,6 +204,8 @@ class Bound:
                 raise AssertionError(f"{template.name} wants {name} dense, so no pitch can be given")
         self.keep: list[Any] = []
         self.values = {n: Stored(t, self.sizes, pitch.get(n)) for n, t in problem.tensors.items()}
+        if over is not None:
+            self.values[problem.layer.outputs[0]] = self.values[over]
         for name, array in {**problem.constants, **inputs}.items():
             self.values[name].write(array)
         self.packed = [self._aligned(a) for a in template.pack(problem, config, self.on)]
@@ -313,6 +316,19 @@ def run(template: Template, problem: Problem, inputs: Mapping[str, Array], sizes
     bound = Bound(template, problem, inputs, sizes, on, config, pitch)
     bound.run(pieces)
     return bound.outputs()
+
+
+def check_in_place(template: Template, problem: Problem, value: str, sizes: Mapping[str, int] | None = None,
+                   pitch: Mapping[str, int] | None = None) -> None:
+    """Asserts that the output may lie on the input `value`: the same bits as apart from it."""
+    assert template.in_place(problem, value), f"{template.name} does not write over {value}"
+    inputs = random_inputs(problem, sizes)
+    apart = run(template, problem, inputs, sizes, pitch=pitch)
+    for pieces in (1, 3):
+        bound = Bound(template, problem, inputs, sizes, pitch=pitch, over=value)
+        bound.run(pieces)
+        for name, array in bound.outputs().items():
+            assert array.tobytes() == apart[name].tobytes(), f"{template.name}: {name} over {value} has other bits"
 
 
 def check(template: Template, problem: Problem, inputs: Mapping[str, Array] | None = None, sizes: Mapping[str, int] | None = None,

@@ -93,6 +93,16 @@ def test_an_input_used_twice_and_no_input():
     harness.check(TEMPLATE, harness.problem("elementwise", {}, ("f32", (3, 9)), expression=constant))
 
 
+@pytest.mark.parametrize("shapes", CASES[:8] + CASES[-3:], ids=str)
+def test_in_place(shapes):
+    problem = layer(*shapes)
+    for name in problem.layer.inputs:
+        if problem.tensors[name].shape == shapes[0]:
+            harness.check_in_place(TEMPLATE, problem, name)
+            if shapes[0][-1] > 1 and len(shapes[0]) > 1:
+                harness.check_in_place(TEMPLATE, problem, name, pitch={name: shapes[0][-1] + 3, "y": shapes[0][-1] + 3})
+
+
 SIZE = st.sampled_from([1, 2, 3, 5])
 
 

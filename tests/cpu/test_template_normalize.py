@@ -56,6 +56,14 @@ def test_a_large_mean_costs_no_accuracy():
     np.testing.assert_allclose(got, wanted, atol=2e-3)
 
 
+def test_in_place():
+    for axes in ((2,), (1,), (0, 2)):
+        harness.check_in_place(TEMPLATE, layer((4, 9, 33), axes), "x")
+    expression = harness.chain(["f32", "f32"], ("add", 0, 1))
+    problem = layer((4, 9, 33), (2,), expression=expression, extra={"r": ("f32", (4, 9, 33))})
+    harness.check_in_place(TEMPLATE, problem, "r")
+
+
 @pytest.mark.parametrize("isa", ["avx512", "neon"])
 def test_compiles_for_others(isa):
     device = harness.device(isa)

@@ -60,6 +60,21 @@ def test_epilogue():
         harness.check(TEMPLATE, layer((3, 4, 21), axis, expression=expression, extra={"e": ("f32", (3, 1, 21))}))
 
 
+def test_in_place():
+    for shape in ((5, 7), (3, 200), (4, 9, 33)):
+        for axis in (0, -1):
+            for log in (False, True):
+                harness.check_in_place(TEMPLATE, layer(shape, axis, log), "x")
+
+
+def test_exponential_of_numbers_that_are_not_positive():
+    x = np.linspace(-90, 0, 100001, dtype=np.float32).reshape(-1, 1)
+    pairs = np.concatenate([x, np.zeros_like(x)], 1)
+    got = harness.run(TEMPLATE, layer(pairs.shape, 1), {"x": pairs})["y"].astype(np.float64)
+    wanted = np.exp(x[:, 0].astype(np.float64))
+    np.testing.assert_allclose(got[:, 0] / got[:, 1], wanted, rtol=5e-7, atol=2e-38)
+
+
 @pytest.mark.parametrize("isa", ["avx512", "neon"])
 def test_compiles_for_others(isa):
     device = harness.device(isa)

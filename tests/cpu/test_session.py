@@ -302,6 +302,19 @@ def test_sizes_found_in_the_run():
     assert session.plan({"x": (8,)}).tasks
 
 
+def test_a_host_step_at_the_end_makes_outputs_of_unknown_size():
+    m = symbol("m")
+    layers = [elementwise("a", "relu", ("x",), "a"), host("find", "NonZero", ("a",), ("y",), [("m", 0, 1)])]
+    g = graph({"x": (8,), "a": (8,), "y": (1, m)}, ("x",), ("y",), layers, dtypes={"y": "i64"})
+    session = Session(program(g))
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal(8).astype(np.float32)
+        want = np.array(np.nonzero(x > 0))
+        np.testing.assert_array_equal(session(x), want)
+        out = {"y": np.empty(want.shape, np.int64)}
+        np.testing.assert_array_equal(session.run({"x": x}, out)["y"], want)
+
+
 def test_a_failing_host_step_names_itself():
     layers = [host("cut", "Reshape", ("x", "s"), ("y",))]
     g = graph({"x": (4,), "s": (1,), "y": (3,)}, ("x",), ("y",), layers, {"s": np.array([3], np.int64)}, {"s": "i64"})

@@ -92,7 +92,8 @@ class StepBuilder:
         self.values: list[Value] = []
         self.steps: list[Step] = []
         self.hosts: list[HostStep] = []
-        self.stages: list[list[Item]] = [[] for _ in range(1 + max(self.storage.stages, default=0))]
+        last = max((*self.storage.stages, *(self.storage.known[v] for v in self.storage.outputs)), default=0)
+        self.stages: list[list[Item]] = [[] for _ in range(last + 1)]
         self.tables: dict[Table, int] = {}
         self.slots: tuple[list[int], list[int], list[int]] = ([], [], [])
         self._value_numbers: dict[str, int] = {}

@@ -24,7 +24,7 @@ from sartor.runtime.session import Session
 from sartor.templates.base import Template
 from sartor.tuning import pipe
 from sartor.tuning.agreement import largest_difference
-from sartor.tuning.bench import Bench
+from sartor.tuning.bench import Bench, clock_for
 from sartor.tuning.messages import READY, CompareJob, Comparison, Confirmation, Job, ProfileJob, Timing, Verdict
 from sartor.types import to_numpy
 
@@ -150,19 +150,20 @@ def compare(job: CompareJob) -> Comparison:
                 samples[place] += _turn(session, feeds)
             rounds += 1
         for place, times in enumerate(samples):
-            seconds[place] += sorted(times)[len(times) // 4]
+            seconds[place] += min(times)
     return Comparison(tuple(seconds), difference)
 
 
 def _turn(session: Session, feeds: Mapping[str, NDArray[Any]]) -> list[float]:
     """Seconds of a few runs after one that is not counted."""
+    clock = clock_for(session)
     session.run(feeds)
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < 4 and (not times or time.perf_counter() - begun < 0.1):
-        start = time.perf_counter()
+        start = clock()
         session.run(feeds)
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return times
 
 

@@ -136,7 +136,7 @@ class CompareJob:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds of each program, summed over the shapes, and how far float outputs are from those of the first program.
+    """Least seconds of each program, summed over the shapes, and how far float outputs are from those of the first program.
 
     That is the largest difference, relative to the largest output.
     """

@@ -53,7 +53,7 @@ class Target:
     work
         Multiply-adds of one computation, summed over the shapes; 0 where the layer is none of products.
     share
-        Its part of the network's seconds, summed over the layers and the shapes.
+        Its part of the default network's seconds, summed over the layers and the shapes.
     default, best
         Template and configuration, the latter None until something was measured to be right.
     default_seconds, best_seconds
@@ -86,22 +86,34 @@ class Target:
     default_fails: str = ""
 
     @property
+    def templates(self) -> tuple[str, ...]:
+        """Names of the templates that can compute it."""
+        return tuple(template.name for template, _ in self.search.spaces)
+
+    @property
+    def gain(self) -> float:
+        """Seconds of the network's time that the best wins."""
+        return (self.default_seconds - self.best_seconds) * len(self.layers) if self.default_seconds and self.best else 0.0
+
+    @property
+    def left(self) -> float:
+        """Its part of the network's seconds with the best so far: measured alone, or before that as part of the network."""
+        return self.best_seconds * len(self.layers) if self.best is not None else self.share
+
+    @property
     def rate(self) -> float:
         """Multiply-adds a second of the best so far, or as part of the default program."""
-        if self.best is not None:
-            return self.work / self.best_seconds
-        return self.work * len(self.layers) / self.share if self.share else 0.0
+        return self.work * len(self.layers) / self.left if self.left else 0.0
 
     def promise(self, peak: float) -> float:
         """Seconds of the network's time that a second of trials may still win, as far as one can guess.
 
-        `peak` is the highest rate of any layer: one that is close to it has little to gain.
+        `peak` is the highest rate of a layer that the same templates can compute: one close to it has little to gain.
         """
         if self.search.exhausted:
             return 0.0
-        left = self.best_seconds / self.default_seconds if self.best and self.default_seconds else 1.0
         headroom = max(LEAST_HEADROOM, 1 - self.rate / (REACHED * peak)) if self.work and peak else PLAIN_HEADROOM
-        return self.share * min(left, 1.0) * headroom / (1 + self.dry / PATIENCE) / self.cost
+        return self.left * headroom / (1 + self.dry / PATIENCE) / self.cost
 
     def settle(self, choice: Choice, verdict: Verdict) -> None:
         """Enters what became of a candidate."""
@@ -119,6 +131,12 @@ class Target:
             if self.best is not None:
                 self.dry *= seconds / self.best_seconds / 2
             self.best, self.best_seconds = choice, seconds
+
+    def settle_again(self, verdict: Verdict) -> None:
+        """Enters another measurement of the best."""
+        self.best_seconds = min(self.best_seconds, self.seconds(verdict.samples))
+        if self.best is not None and choice_key(*self.best) == choice_key(*self.default):
+            self.default_seconds = self.best_seconds
 
     def seconds(self, samples: Sequence[Sequence[float]]) -> float:
         """What samples for each of the sizes say one computation takes, summed over the shapes: the least, since all else delays."""

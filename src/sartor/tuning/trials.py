@@ -23,6 +23,7 @@ BATCH = 3  # candidates a child, so that those that take long to build do not le
 BATCH_BYTES = 256 << 20  # of constants that the layers of one batch may have together, since children make their own
 TIMING_SECONDS = 5.0  # how far beyond the deadline timing may go, of what is built
 ROUNDS = 3
+RIVAL = 1000  # added to a candidate's number for the best of its layer, which it is timed against
 DROP_FACTOR = 1.3
 WORTH_FOLLOWING = 0.97  # what won in one layer by less is not tried in others
 
@@ -58,19 +59,20 @@ class Trials:
     def recall(self, target: Target) -> None:
         """Takes over what was measured before, of templates that have not changed since."""
         templates = {template.name: template for template, _ in target.search.spaces}
-        found: dict[str, dict[int, Record]] = {}
+        found: dict[str, dict[int, list[Record]]] = {}
         for place, sizes in enumerate(target.case.sizes):
             for record in self.records.find(target.problem.signature(), sizes, self.device.fingerprint, self.threads):
                 template = templates.get(record.template)
                 if template is not None and record.source == source_hash(type(template).__module__):
-                    found.setdefault(choice_key(template, record.config), {})[place] = record
+                    found.setdefault(choice_key(template, record.config), {}).setdefault(place, []).append(record)
         for key, by_place in found.items():
-            records = [by_place[place] for place in sorted(by_place)]
+            records = [record for place in sorted(by_place) for record in by_place[place]]
             failed = next((record for record in records if record.status != "ok"), None)
             if failed is not None:
                 verdict = Verdict(failed.status, failed.reason)
-            elif len(records) == len(target.case.sizes):
-                verdict = Verdict("ok", samples=tuple(record.samples for record in records))
+            elif len(by_place) == len(target.case.sizes):
+                samples = (tuple(s for record in by_place[place] for s in record.samples) for place in sorted(by_place))
+                verdict = Verdict("ok", samples=tuple(samples))
             else:
                 continue  # some of the sizes are new: it is measured again at all of them
             target.search.tried.add(key)
@@ -115,11 +117,13 @@ class Trials:
         """The next candidates, of the layers that promise most."""
         batch: Batch = []
         taken: dict[int, int] = {}
-        weight, peak = 0, max((target.rate for target in self.targets), default=0.0)
+        weight, peaks = 0, dict[tuple[str, ...], float]()
+        for each in self.targets:
+            peaks[each.templates] = max(each.rate, peaks.get(each.templates, 0.0))
 
         def promise(target: Target) -> float:
             # Each candidate of a batch lowers what the next one of the same layer promises.
-            return target.promise(peak) / (1 + taken.get(id(target), 0))
+            return target.promise(peaks[target.templates]) / (1 + taken.get(id(target), 0))
 
         while len(batch) < BATCH * self.measurer.children:
             target = max((t for t in self.targets if not t.search.exhausted), key=promise, default=None)
@@ -141,10 +145,7 @@ class Trials:
 
     def _measure(self, batch: Batch, deadline: float) -> None:
         self._batches += 1
-        jobs = [
-            Job(self._batches, number, target.case, self.device, self.threads, self.library, template.name, config)
-            for number, (target, (template, config)) in enumerate(batch)
-        ]
+        jobs = [self._job(number, target, choice) for number, (target, choice) in enumerate(batch)]
         begun = time.monotonic()
         built = [_Built(*one) for one in zip(batch, self.measurer.share(jobs, deadline), strict=True)]
         build_seconds = (time.monotonic() - begun) / len(batch)
@@ -160,6 +161,10 @@ class Trials:
             target.cost = 0.5 * target.cost + 0.5 * (build_seconds + one.seconds + time.monotonic() - begun)
             target.settle(choice, verdict)
             self._tell(target)
+
+    def _job(self, number: int, target: Target, choice: Choice) -> Job:
+        template, config = choice
+        return Job(self._batches, number, target.case, self.device, self.threads, self.library, template.name, config)
 
     def _time(self, built: Sequence[_Built], until: float) -> None:
         """Times what is built in rounds, since a machine's speed drifts; what is clearly slower than the best drops out."""
@@ -182,17 +187,42 @@ class Trials:
             return one.verdict
         if not one.samples or not self.measurer.runs(one.child):
             return None  # time is up, or its child ended over another candidate
-        if one.of[0].seconds(one.samples) < one.of[0].best_seconds:
+        if self._wins(one):
+            self._meet_best(number, one, until)
+        if not one.is_right:
+            return one.verdict
+        if self._wins(one):
             confirmed: Verdict | None = self.measurer.ask(Confirmation(number), one.child, until)
             if confirmed is None or confirmed.status != "ok":
                 return confirmed
         return Verdict("ok", samples=one.samples)
 
+    def _wins(self, one: _Built) -> bool:
+        return one.of[0].seconds(one.samples) < one.of[0].best_seconds
+
+    def _meet_best(self, number: int, one: _Built, until: float) -> None:
+        """Times a candidate that seems to win in turns with the best so far, whose time may be that of a worse moment."""
+        target = one.of[0]
+        if target.best is None:
+            return
+        rival = _Built(
+            (target, target.best),
+            (one.child, self.measurer.ask(self._job(RIVAL + number, target, target.best), one.child, until)),
+        )
+        for _ in range(ROUNDS):
+            for its_number, each in ((RIVAL + number, rival), (number, one)):
+                if rival.is_right and one.is_right and self.measurer.runs(one.child):
+                    each.add(self.measurer.ask(Timing(its_number), one.child, until))
+        if rival.samples:
+            verdict = Verdict("ok", samples=rival.samples)
+            self.store(target, target.best, verdict)
+            target.settle_again(verdict)
+
 
 class _Built:
     """A candidate of a batch: the child that built it, what became of it, and samples of its time as they are taken."""
 
-    def __init__(self, of: tuple[Target, Choice], answer: tuple[int, Verdict] | None) -> None:
+    def __init__(self, of: tuple[Target, Choice], answer: tuple[int, Verdict | None] | None) -> None:
         self.of = of
         self.child = answer[0] if answer else 0
         self.verdict = answer[1] if answer else None

@@ -41,6 +41,7 @@ from sartor.tuning.trials import Trials
 MOST_CHILDREN = 8
 GRACE_SECONDS = 10.0  # how far beyond the budget finishing may go
 COMPARE_SECONDS = 2.0
+WORTH_CHANGING = 0.002  # the share of the network's time that layers must gain together for a program of them to be made
 NETWORK_TIMEOUT = 120.0  # seconds for one message about a whole program
 NETWORK_TOLERANCE = 1e-4  # by how much outputs of the tuned program may differ from the default's, relative to the largest
 
@@ -218,10 +219,10 @@ def _tuned(network: _Network, records: Records, library: str) -> Program:
     trials.search(clock.end - network.finishing_seconds(default))
     best = _best_choices(targets)
     changed = {name: choice for name, choice in best.items() if not _same(choice, default.chosen.get(name))}
-    decided = not changed
-    program = default.program
-    if changed:
-        program, decided = network.better(default, changed, any(t.default_fails and t.best for t in targets))
+    fails = any(target.default_fails and target.best for target in targets)
+    program, decided = default.program, True
+    if fails or sum(target.gain for target in targets) > WORTH_CHANGING * network.seconds:
+        program, decided = network.better(default, changed, fails)
     return _marked(program, best.keys() if decided else best.keys() - changed.keys())
 
 
@@ -304,7 +305,12 @@ class _Network:
     def profiled(self, default: _Compiled) -> list[dict[str, float]] | None:
         """Seconds of each layer at each of the sizes; None where the default program cannot be timed."""
         self.clock.tell("timing the network")
-        answer = self.measurer.ask(ProfileJob(str(default.path), self.shapes), timeout=NETWORK_TIMEOUT)
+        answer = self.measurer.ask(ProfileJob(str(default.path), self.shapes), until=self.clock.last, timeout=NETWORK_TIMEOUT)
+        if answer is None:
+            _log.warning(
+                "nothing was tuned, since timing the network once takes longer than the budget of %g s", self.clock.budget
+            )
+            return None
         if not isinstance(answer, Verdict):
             self.seconds = sum(sum(profile.values()) for profile in answer)
             return list(answer)
@@ -329,9 +335,11 @@ class _Network:
         Also whether measurements decided that.
         """
         try:
+            if time.monotonic() + self.finishing_seconds(default) > self.clock.last:
+                raise _LateError
             tuned = self.compiled("tuned", changed, self.clock.last)
         except _LateError:
-            _log.warning("the default is kept: there was no time to compile what was found, which is stored for a later run")
+            _log.warning("the default is kept: there is no time to compile what was found, which is stored for a later run")
             return default.program, False
         if default_fails:
             return tuned.program, True

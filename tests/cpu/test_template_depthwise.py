@@ -94,7 +94,9 @@ def test_types(dtype: str) -> None:
     check(DEPTHWISE, depthwise(**CASES["odd channels"], dtype=dtype), absolute=0.3 if dtype == "f16" else 1e-4)
 
 
-@pytest.mark.parametrize("config", [{"pixels": 1, "channels": 32}, {"pixels": 6, "channels": 0}, {"pixels": 3, "channels": 8}])
+@pytest.mark.parametrize("config", [
+    {"pixels": 1, "channels": 32, "keep_weights": True}, {"pixels": 6, "channels": 0, "keep_weights": False},
+    {"pixels": 3, "channels": 8, "keep_weights": True}])
 @pytest.mark.parametrize("case", ["plain", "strided"])
 def test_knobs(case: str, config: dict[str, Any]) -> None:
     check(DEPTHWISE, depthwise(**CASES[case]), config=config, absolute=1e-4)

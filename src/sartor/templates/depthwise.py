@@ -11,7 +11,8 @@ over the addresses.  The last vector of channels is moved back so that it ends w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,18 +44,19 @@ WIDEST_GROUP = 16
 class DepthwiseCode:
     """Writes the kernel for `pixels` outputs at once."""
 
-    def __init__(self, slots: Slots, shape: Window, pixels: int, blocks: int, lanes: int) -> None:
+    def __init__(self, slots: Slots, shape: Window, pixels: int, blocks: int, lanes: int, keep_weights: bool) -> None:
         problem = slots.problem
         groups, self.inputs, self.outputs = channels(problem)
         channel_count = groups * self.outputs
         self.pixels, self.lanes, self.few = pixels, lanes, channel_count < lanes
+        self.keep_weights = keep_weights
         self.input_lanes = lanes // self.outputs * self.inputs
         self.builder: Builder = slots.builder
         self.window = WindowCode(slots, shape, compiled=True)
         self.scalar = problem.input(0).dtype
         self.zeros = slots.zeros("zeros", (groups * self.inputs + self.input_lanes) * BYTES[self.scalar], self.scalar)
         self.weights = slots.constant("w", 0, working(self.scalar))
-        self.weight_pitch = slots.size("w_pitch", padded(channel_count, lanes))
+        self.align = lanes * BYTES[self.weights.scalar]
         self.y = slots.pointer("y", problem.layer.outputs[0])
         self.y_pitch = slots.pitch("y_pitch", problem.layer.outputs[0])
         self.channels, self.input_channels = slots.size("channels", channel_count), slots.size("inputs", groups * self.inputs)
@@ -79,13 +81,12 @@ class DepthwiseCode:
         self.epilogue = epilogue
         vectors = (self.channels + (self.lanes - 1)) // self.lanes
         with runs(b, b.maximum(self.rows, 1)) as run:
-            block = even(b, vectors, self.blocks, run.outer)
-            span = block.start * self.lanes, (block.start + block.length) * self.lanes
+            self.vectors = even(b, vectors, self.blocks, run.outer)
             with b.loop("row", run.first, run.last, unroll=1) as row:
-                self._row(row * self.window.width.out, span)
+                self._row(row * self.window.width.out)
 
-    def _row(self, first_pixel: Value, span: tuple[Value, Value]) -> None:
-        """One row of output pixels, for the channels of `span`."""
+    def _row(self, first_pixel: Value) -> None:
+        """One row of output pixels: runs that meet the border, then those inside."""
         b = self.builder
         at = [v.get() for v in self.window.position(first_pixel)]
         missing = b.variable("missing", b.constant(0, first_pixel.type))
@@ -93,26 +94,68 @@ class DepthwiseCode:
             b.set_row(self.row_table, number, self.window.rows.row(entry))
             b.store(self.insides, number, b.cast(inside, "i64"))
             missing.set(missing.get() + b.cast(~inside, "i64"))
-        out = self.window.width.out
-        with b.loop("pixel", 0, out, self.pixels, unroll=1) as pixel:
+        total = (self.window.width.out + (self.pixels - 1)) // self.pixels
+        first, last = self._inside(total, missing.get().eq(0))
+        with b.loop("border_run", 0, total - (last - first), unroll=1) as i:
+            pixel = b.select(i < first, i, i + (last - first)) * self.pixels
             column = pixel * self.wide.stride - self.window.width.before
-            count = b.minimum(out - pixel, self.pixels)
-            if self.columns:
-                self._run(first_pixel + pixel, count, column, missing.get().eq(0), span)
-            else:
-                self._collect_all(column)
-                self._channels(first_pixel + pixel, count, span, None)
+            self._border(first_pixel + pixel, b.minimum(self.window.width.out - pixel, self.pixels), column)
+        if not self.columns:
+            return
+        if self.keep_weights:
+            with self._each_vector() as (channel, packed):
+                weights = [b.load(packed, i * self.lanes, self.lanes, align=self.align) for i in range(self.taps * self.inputs)]
+                with b.loop("run", first, last, unroll=1) as i:
+                    self._whole(first_pixel, i, channel, weights)
+            return
+        with b.loop("run", first, last, unroll=1) as i, self._each_vector() as (channel, packed):
+            self._whole(first_pixel, i, channel, packed)
 
-    def _run(self, place: Value, count: Value, column: Value, all_rows: Value, span: tuple[Value, Value]) -> None:
-        """One run of pixels: inside the image or at its border."""
+    def _inside(self, total: Value, all_rows: Value) -> tuple[Value, Value]:
+        """The runs that lie inside the image with all their pixels' windows: first and end."""
+        b, wide, step = self.builder, self.window.width, self.pixels * self.wide.stride
+        if not self.columns:
+            return b.constant(0, total.type), b.constant(0, total.type)
+        first = b.minimum((b.maximum(wide.before, 0) + (step - 1)) // step, total)
+        room = wide.size + wide.before - (self.columns[-1] + 1)
+        last = b.select(room < 0, 0, b.maximum(room, 0) // step + 1)
+        last = b.select(all_rows, b.minimum(last, wide.out // self.pixels), 0)
+        return first, b.maximum(last, first)
+
+    @contextmanager
+    def _each_vector(self) -> Iterator[tuple[Value, Buffer]]:
+        """A loop over the vectors of channels: first channel and weights."""
+        b = self.builder
+        with b.loop("vector", self.vectors.start, self.vectors.start + self.vectors.length, unroll=1) as v:
+            channel = v * self.lanes
+            channel = channel if self.few else b.minimum(channel, self.channels - self.lanes)
+            yield channel, self.weights.at(v * (self.taps * self.inputs * self.lanes))
+
+    def _whole(self, first_pixel: Value, run: Value, channel: Value, weights: Buffer | list[Value]) -> None:
+        """A run inside the image, for one vector of channels."""
         b, pitch = self.builder, self.window.pitch
-        whole = all_rows & (column >= 0) & (column + self.columns[-1] < self.window.width.size) & count.eq(self.pixels)
-        with b.branch(whole):
-            rows = [self.row_table.row(r).at(column * pitch) for r in range(self.row_taps)]
-            self._channels(place, None, span, lambda r, i: rows[r].at(pitch * self.columns[i]))
-        with b.otherwise():
+        pixel = run * self.pixels
+        column = pixel * self.wide.stride - self.window.width.before
+        rows = [self.row_table.row(r).at(column * pitch) for r in range(self.row_taps)]
+        results = self._straight(lambda r, i: rows[r].at(pitch * self.columns[i]), channel, weights)
+        self._store(results, first_pixel + pixel, None, channel)
+
+    def _border(self, place: Value, count: Value, column: Value) -> None:
+        """A run of `count` pixels of which some see padding."""
+        if self.columns:
             self._collect(column)
-            self._channels(place, count, span, lambda r, i: self.addresses.row(r * len(self.columns) + i))
+        else:
+            self._collect_all(column)
+        with self._each_vector() as (channel, weights):
+            if self.columns:
+                results = self._straight(lambda r, i: self.addresses.row(r * len(self.columns) + i), channel, weights)
+            else:
+                results = self._loop(channel, weights)
+            self._store(results, place, count, channel)
+
+    def _store(self, results: list[Value], place: Value, count: Value | None, channel: Value) -> None:
+        mask = self.builder.first_lanes(self.channels, self.lanes) if self.few else None
+        store_pixels(self.builder, self.epilogue, self.y, self.y_pitch, results, place, count, channel, mask)
 
     # --- addresses at borders ---
 
@@ -140,16 +183,6 @@ class DepthwiseCode:
 
     # --- arithmetic ---
 
-    def _channels(self, place: Value, count: Value | None, span: tuple[Value, Value],
-                  address: Callable[[int, int], Buffer] | None) -> None:
-        """All channels of `span` of one run of pixels: `count` of them, None for all."""
-        b, lanes = self.builder, self.lanes
-        mask = b.first_lanes(self.channels, lanes) if self.few else None
-        with b.loop("channel", span[0], span[1], lanes, unroll=1) as c:
-            channel = c if self.few else b.minimum(c, self.channels - lanes)
-            results = self._loop(channel) if address is None else self._straight(address, channel)
-            store_pixels(b, self.epilogue, self.y, self.y_pitch, results, place, count, channel, mask)
-
     def _pixels(self, address: Buffer, channel: Value) -> list[Value]:
         """What a pixel brings to a vector of output channels: one vector for each input channel of a group."""
         b, lanes, wide = self.builder, self.lanes, self.input_lanes
@@ -160,25 +193,26 @@ class DepthwiseCode:
             return [loaded]
         return [b.shuffle(loaded, loaded, [lane // self.outputs * self.inputs + c for lane in range(lanes)]) for c in range(self.inputs)]
 
-    def _straight(self, address: Callable[[int, int], Buffer], channel: Value) -> list[Value]:
+    def _straight(self, address: Callable[[int, int], Buffer], channel: Value, weights: Buffer | list[Value]) -> list[Value]:
         b, wide = self.builder, self.wide
         sums = [b.constant(0, Type(self.weights.scalar, self.lanes))] * self.pixels
         for r in range(self.row_taps):
             pixels = {step: self._pixels(address(r, i), channel) for i, step in enumerate(self.columns)}
             for k in range(wide.kernel):
                 for c in range(self.inputs):
-                    weight = b.load(self.weights, self.weight_pitch * ((r * wide.kernel + k) * self.inputs + c) + channel, self.lanes)
+                    i = (r * wide.kernel + k) * self.inputs + c
+                    weight = weights[i] if isinstance(weights, list) else b.load(weights, i * self.lanes, self.lanes, align=self.align)
                     sums = [b.fma(pixels[t * wide.stride + k * wide.dilation][c], weight, total) for t, total in enumerate(sums)]
         return sums
 
-    def _loop(self, channel: Value) -> list[Value]:
+    def _loop(self, channel: Value, weights: Buffer) -> list[Value]:
         b = self.builder
         sums = [b.variable("sum", b.constant(0, Type(self.weights.scalar, self.lanes))) for _ in range(self.pixels)]
         with b.loop("tap", 0, self.taps, unroll=1) as tap:
-            row = self.weights.at(tap * (self.weight_pitch * self.inputs) + channel)
-            weights = [b.load(row, self.weight_pitch * c, self.lanes) for c in range(self.inputs)]
+            row = weights.at(tap * (self.inputs * self.lanes))
+            loaded = [b.load(row, c * self.lanes, self.lanes, align=self.align) for c in range(self.inputs)]
             for t, total in enumerate(sums):
-                for pixel, weight in zip(self._pixels(self.addresses.row(tap * self.pixels + t), channel), weights, strict=True):
+                for pixel, weight in zip(self._pixels(self.addresses.row(tap * self.pixels + t), channel), loaded, strict=True):
                     total.set(b.fma(pixel, weight, total.get()))
         return [total.get() for total in sums]
 
@@ -188,9 +222,15 @@ def output_rows(shape: Window) -> Any:
     return product((shape.batch, *(axis.out for axis in shape.leading), shape.height.out))
 
 
-def padded(count: int, lanes: int) -> int:
-    """`count` rounded up to whole vectors."""
-    return -(-count // lanes) * lanes
+def pack_vectors(matrix: Array, lanes: int) -> Array:
+    """[rows, channels] as [vectors, rows, lanes]; the last vector ends with the last channel, a single one is filled with zeros."""
+    rows, count = matrix.shape
+    if count < lanes:
+        packed = np.zeros((1, rows, lanes), matrix.dtype)
+        packed[0, :, :count] = matrix
+        return packed
+    starts = [min(v * lanes, count - lanes) for v in range(-(-count // lanes))]
+    return np.stack([matrix[:, start:start + lanes] for start in starts])
 
 
 @dataclass(frozen=True)
@@ -210,20 +250,23 @@ class NarrowGroupsTemplate:
         return lanes % outputs == 0 and inputs <= WIDEST_GROUP and lanes // outputs * inputs <= 4 * lanes
 
     def space(self, problem: Problem, device: Device) -> Space:
-        return Space({"pixels": (4, 2, 3, 6, 8, 1), "channels": (0, 32, 64, 128, 256)})
+        return Space({"pixels": (4, 2, 3, 6, 8, 1), "channels": (0, 32, 64, 128, 256), "keep_weights": (False, True)},
+                     constraint=lambda config: not config["keep_weights"] or self._fits(problem, device))
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
-        return {"pixels": 4, "channels": 0}
+        return {"pixels": 4, "channels": 0, "keep_weights": False}
+
+    def _fits(self, problem: Problem, device: Device) -> bool:
+        """Whether the weights of a vector of channels and some sums fit into registers."""
+        products = channels(problem)[1] * int(np.prod(kernel_shape(problem)))
+        return products <= device.target.vector_registers - 6
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         weights = problem.constant(1)
         assert weights is not None
         dtype = problem.input(1).dtype
-        count = weights.shape[-1]
-        matrix = working_array(weights, dtype).reshape(-1, count)  # rows are (tap, input of the group)
-        packed = np.zeros((matrix.shape[0], padded(count, device.lanes(working(dtype)))), matrix.dtype)
-        packed[:, :count] = matrix
-        return (packed,)
+        matrix = working_array(weights, dtype).reshape(-1, weights.shape[-1])  # rows are (tap, input of the group)
+        return (pack_vectors(matrix, device.lanes(working(dtype))),)
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         shape = window(problem, kernel_shape(problem))
@@ -234,7 +277,7 @@ class NarrowGroupsTemplate:
         blocks = min(blocks, vectors)
         builder = Builder(self.name)
         slots = Slots(builder, problem)
-        code = DepthwiseCode(slots, shape, int(config["pixels"]), blocks, lanes)
+        code = DepthwiseCode(slots, shape, int(config["pixels"]), blocks, lanes, bool(config["keep_weights"]))
         epilogue = Epilogue(builder, problem)
         code.write(epilogue)
         return Implementation((KernelCall(

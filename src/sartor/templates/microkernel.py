@@ -201,10 +201,11 @@ def store_pixels(builder: Builder, epilogue: Epilogue, output: Buffer, pitch: Va
                  count: Value | None, column: Value, mask: Value | None = None) -> None:
     """Stores one vector of raw results in each of the neighbouring rows `row`... of the output, the first `count` (None: all)."""
     b, lanes = builder, results[0].type.lanes
+    origin = output.at(row * pitch).at(column)
 
     def store(value: Value, pixel: Number) -> None:
         finished = epilogue.apply(value, row + pixel, column, lanes, mask)
-        b.store(output, (row + pixel) * pitch + column, finished, mask)
+        b.store(origin, pitch * pixel, finished, mask)
 
     if is_cheap(epilogue) and (mask is None or count is None):
         for known, value in enumerate(results):

@@ -173,3 +173,14 @@ def test_a_run_that_is_to_terminate_does(session):
 
 def test_lists_take_the_type_that_is_expected(session):
     assert session.run(["sum"], {"x": [[1, 2, 3]], "y": [[1.0, 1.0, 1.0]]})[0].tolist() == [[2, 3, 4]]
+
+
+def test_what_a_model_leaves_open_is_said_as_onnx_runtime_says_it():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [-1, None, "?", 2]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "open", [x], [y])
+    contents = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    ours, theirs = face.InferenceSession(contents), onnxruntime.InferenceSession(contents, providers=["CPUExecutionProvider"])
+    assert ours.get_inputs()[0].shape == theirs.get_inputs()[0].shape
+    assert ours.get_outputs()[0].shape == theirs.get_outputs()[0].shape
+    assert ours.get_modelmeta().version == theirs.get_modelmeta().version

@@ -27,6 +27,8 @@ _TYPES = {
     "string": "string",
 }
 
+_NO_VERSION = 2**63 - 1  # what ONNX Runtime says where the file says nothing
+
 
 @dataclass(frozen=True)
 class NodeArg:
@@ -83,7 +85,7 @@ def read_signature(model: bytes | None, program: Any) -> Signature:
         graph.doc_string,
         proto.domain,
         proto.doc_string,
-        proto.model_version,
+        proto.model_version if proto.HasField("model_version") else _NO_VERSION,
         {entry.key: entry.value for entry in proto.metadata_props},
     )
     inputs, outputs = ([_as_declared(arg, declared.get(arg.name)) for arg in args] for args in (inputs, outputs))
@@ -97,7 +99,13 @@ def _from_tensor(name: str, tensor: Tensor) -> NodeArg:
 def _shape(tensor_type: Any) -> list[int | str | None] | None:
     if not tensor_type.HasField("shape"):
         return None
-    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor_type.shape.dim]
+    return [_size(dim) for dim in tensor_type.shape.dim]
+
+
+def _size(dim: Any) -> int | str | None:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value) if dim.dim_value >= 0 else None
+    return dim.dim_param or None
 
 
 def _as_declared(arg: NodeArg, shape: list[int | str | None] | None) -> NodeArg:

@@ -25,7 +25,7 @@ from sartor.sizes import product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.blocks import even, runs
 from sartor.templates.convolution import channels, kernel_shape
-from sartor.templates.expression_code import Epilogue, widen, working
+from sartor.templates.expression_code import Epilogue, index, widen, working
 from sartor.templates.microkernel import store_pixels
 from sartor.templates.panels import working_array
 from sartor.templates.slots import Slots
@@ -94,12 +94,13 @@ class DepthwiseCode:
             b.set_row(self.row_table, number, self.window.rows.row(entry))
             b.store(self.insides, number, b.cast(inside, "i64"))
             missing.set(missing.get() + b.cast(~inside, "i64"))
-        total = (self.window.width.out + (self.pixels - 1)) // self.pixels
+        out = index(b, self.window.width.out)
+        total = (out + (self.pixels - 1)) // self.pixels
         first, last = self._inside(total, missing.get().eq(0))
         with b.loop("border_run", 0, total - (last - first), unroll=1) as i:
             pixel = b.select(i < first, i, i + (last - first)) * self.pixels
             column = pixel * self.wide.stride - self.window.width.before
-            self._border(first_pixel + pixel, b.minimum(self.window.width.out - pixel, self.pixels), column)
+            self._border(first_pixel + pixel, b.minimum(out - pixel, self.pixels), column)
         if not self.columns:
             return
         if self.keep_weights:
@@ -114,10 +115,11 @@ class DepthwiseCode:
     def _inside(self, total: Value, all_rows: Value) -> tuple[Value, Value]:
         """The runs that lie inside the image with all their pixels' windows: first and end."""
         b, wide, step = self.builder, self.window.width, self.pixels * self.wide.stride
+        before = index(b, wide.before)
         if not self.columns:
             return b.constant(0, total.type), b.constant(0, total.type)
-        first = b.minimum((b.maximum(wide.before, 0) + (step - 1)) // step, total)
-        room = wide.size + wide.before - (self.columns[-1] + 1)
+        first = b.minimum((b.maximum(before, 0) + (step - 1)) // step, total)
+        room = before + wide.size - (self.columns[-1] + 1)
         last = b.select(room < 0, 0, b.maximum(room, 0) // step + 1)
         last = b.select(all_rows, b.minimum(last, wide.out // self.pixels), 0)
         return first, b.maximum(last, first)
@@ -133,7 +135,7 @@ class DepthwiseCode:
 
     def _whole(self, first_pixel: Value, run: Value, channel: Value, weights: Buffer | list[Value]) -> None:
         """A run inside the image, for one vector of channels."""
-        b, pitch = self.builder, self.window.pitch
+        pitch = self.window.pitch
         pixel = run * self.pixels
         column = pixel * self.wide.stride - self.window.width.before
         rows = [self.row_table.row(r).at(column * pitch) for r in range(self.row_taps)]

@@ -25,7 +25,7 @@ from sartor.sizes import product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.blocks import even, runs
 from sartor.templates.convolution import channels, kernel_shape
-from sartor.templates.expression_code import Epilogue, index, widen, working
+from sartor.templates.expression_code import Epilogue, widen, working
 from sartor.templates.microkernel import store_pixels
 from sartor.templates.panels import working_array
 from sartor.templates.slots import Slots
@@ -53,6 +53,8 @@ class DepthwiseCode:
         self.input_lanes = lanes // self.outputs * self.inputs
         self.builder: Builder = slots.builder
         self.window = WindowCode(slots, shape, compiled=True)
+        self.width_out = slots.size("width_out", shape.width.out)
+        self.width_before = slots.size("width_before", shape.width.before)
         self.scalar = problem.input(0).dtype
         self.zeros = slots.zeros("zeros", (groups * self.inputs + self.input_lanes) * BYTES[self.scalar], self.scalar)
         self.weights = slots.constant("w", 0, working(self.scalar))
@@ -94,7 +96,7 @@ class DepthwiseCode:
             b.set_row(self.row_table, number, self.window.rows.row(entry))
             b.store(self.insides, number, b.cast(inside, "i64"))
             missing.set(missing.get() + b.cast(~inside, "i64"))
-        out = index(b, self.window.width.out)
+        out = self.width_out
         total = (out + (self.pixels - 1)) // self.pixels
         first, last = self._inside(total, missing.get().eq(0))
         with b.loop("border_run", 0, total - (last - first), unroll=1) as i:
@@ -115,7 +117,7 @@ class DepthwiseCode:
     def _inside(self, total: Value, all_rows: Value) -> tuple[Value, Value]:
         """The runs that lie inside the image with all their pixels' windows: first and end."""
         b, wide, step = self.builder, self.window.width, self.pixels * self.wide.stride
-        before = index(b, wide.before)
+        before = self.width_before
         if not self.columns:
             return b.constant(0, total.type), b.constant(0, total.type)
         first = b.minimum((b.maximum(before, 0) + (step - 1)) // step, total)

@@ -21,7 +21,7 @@ from sartor.tuning.guard import Guarded, guarded_copy
 from sartor.tuning.measurer import Measurer
 from sartor.tuning.messages import LIBRARY, Case, Drawn, Job, ProfileJob, Timing, Verdict
 from sartor.tuning.search import Search, choice_key
-from sartor.tuning.targets import input_shapes, symbol_values
+from sartor.tuning.targets import input_shapes, open_symbols, symbol_values
 
 
 class Plain:
@@ -197,6 +197,8 @@ def test_sizes_come_from_the_shapes_to_tune_for():
     sizes = symbol_values(inputs, {"x": (4, 3, 9)})
     assert sizes == {"n": 4, "m": 9}
     assert symbol_values(inputs, {}) == {"n": 1, "m": 1}
+    assert open_symbols(inputs, {}) == ["m", "n"]
+    assert open_symbols(inputs, {"y": (9, 2)}) == ["n"]
     assert input_shapes(inputs, sizes) == {"x": (4, 3, 9), "y": (9, 2)}
     with pytest.raises(OptionError):
         symbol_values(inputs, {"x": (4, 5, 9)})

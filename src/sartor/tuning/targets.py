@@ -165,6 +165,12 @@ def symbol_values(inputs: Mapping[str, Tensor], shapes: Mapping[str, Sequence[in
     return {s: 1 for tensor in inputs.values() for dim in tensor.shape for s in sorted(symbols(dim))} | sizes
 
 
+def open_symbols(inputs: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    """The symbols of the inputs that `shapes` says nothing of."""
+    found = {name: {s for dim in tensor.shape for s in symbols(dim)} for name, tensor in inputs.items()}
+    return sorted(set().union(*found.values()) - set().union(*(found[name] for name in shapes)))
+
+
 def input_shapes(inputs: Mapping[str, Tensor], sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The inputs' shapes at given sizes."""
     return {name: tuple(evaluate(d, sizes) for d in tensor.shape) for name, tensor in inputs.items()}

@@ -35,7 +35,7 @@ from sartor.tuning.measurer import Measurer
 from sartor.tuning.messages import LIBRARY, CompareJob, Comparison, ProfileJob, Verdict
 from sartor.tuning.records import FILE, Records
 from sartor.tuning.search import Choice, choice_key
-from sartor.tuning.targets import Target, find_targets, input_shapes, symbol_values
+from sartor.tuning.targets import Target, find_targets, input_shapes, open_symbols, symbol_values
 from sartor.tuning.trials import Trials
 
 MOST_CHILDREN = 8
@@ -154,6 +154,8 @@ def tune_graph(
     start = time.monotonic() if start is None else start
     inputs = {name: graph.tensors[name] for name in graph.inputs}
     sizes = [symbol_values(inputs, one) for one in shapes]
+    if assumed := sorted({name for one in shapes for name in open_symbols(inputs, one)}):
+        _log.warning("tuning takes the sizes %s as 1; shapes may say others", ", ".join(assumed))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sartor-tune-")))
         measurer = stack.enter_context(Measurer(min(usable_cores(), MOST_CHILDREN), timeout))

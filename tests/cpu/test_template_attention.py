@@ -56,10 +56,11 @@ def test_symbols():
         harness.check(TEMPLATE, problem, feeds(problem, sizes), sizes)
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
 def test_types(dtype):
-    problem = layer(1, 20, 21, 3, 1, 16, 20, dtype=dtype)
-    harness.check(TEMPLATE, problem, feeds(problem))
+    for values in (20, 16):
+        problem = layer(1, 20, 21, 3, 1, 15, values, mask=(dtype, (20, 21)), dtype=dtype)
+        harness.check(TEMPLATE, problem, feeds(problem))
 
 
 def test_epilogue_and_configurations():

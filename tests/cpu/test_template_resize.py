@@ -33,7 +33,7 @@ def test_coordinates(out, coordinate, mode):
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_nearest(rounding, isa):
     for coordinate in ("half_pixel", "asymmetric", "align_corners"):
-        for dtype in ("f32", "u8", "i64", "f16", "bool"):
+        for dtype in ("f32", "u8", "i64", "f16", "bool") if coordinate == "half_pixel" and rounding == "floor" else ("f32",):
             problem = layer((1, 5, 6, 33), (1, 10, 9, 33), "nearest", coordinate, nearest=rounding, dtype=dtype)
             harness.check(TEMPLATE, problem, on=harness.device(isa))
         harness.check(TEMPLATE, layer((2, 5, 33), (2, 7, 66), "nearest", coordinate, nearest=rounding), on=harness.device(isa))
@@ -42,7 +42,7 @@ def test_nearest(rounding, isa):
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 def test_options(mode):
     for attributes in ({"antialias": True}, {"exclude_outside": True}, {"antialias": True, "exclude_outside": True}, {"cubic_a": -0.5}):
-        for out in ((1, 4, 3, 20), (1, 20, 15, 20), (1, 5, 4, 7)):
+        for out in ((1, 4, 15, 20), (1, 5, 4, 7)):
             problem = layer((1, 9, 14, 20), out, mode, **attributes)
             harness.check(TEMPLATE, problem, tolerance=1e-4, absolute=1e-5)
 

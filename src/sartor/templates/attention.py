@@ -17,14 +17,15 @@ from sartor.loops import math as functions
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv
 from sartor.templates.base import Config, Implementation, KernelCall, Space
-from sartor.templates.expression_code import Epilogue, Operand, widen
+from sartor.templates.expression_code import Epilogue, Operand, widen, working
 from sartor.templates.microkernel import Accumulators, Tile, multiply, parse_tile, tile_choices
 from sartor.templates.reduction import RowTotal, accumulator
 from sartor.templates.slots import Slots
 from sartor.templates.transpose import transposed
 from sartor.templates.vectors import along, can_mask
+from sartor.types import BYTES
 
-TYPES = ("f32", "f16", "bf16")
+TYPES = ("f32", "f16", "bf16", "f64")
 
 
 class Attention:
@@ -33,7 +34,10 @@ class Attention:
     name = "attention"
 
     def applies(self, problem: Problem, device: Device) -> bool:
-        if problem.layer.kind != "attention" or any(problem.input(i).dtype not in TYPES for i in range(3)):
+        if problem.layer.kind != "attention":
+            return False
+        types = {problem.input(i).dtype for i in range(3)}
+        if len(types) > 1 or not types <= set(TYPES):
             return False
         mask = _mask(problem)
         return mask is None or problem.tensors[mask].dtype in (*TYPES, "bool")
@@ -55,7 +59,7 @@ class Attention:
         return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
-        tile = parse_tile(str(config["tile"]), "f32", device.target)
+        tile = parse_tile(str(config["tile"]), working(problem.input(0).dtype), device.target)
         queries = problem.input(0).shape[1]
         if isinstance(queries, int) and 0 < queries < tile.rows:
             tile = Tile(queries, tile.vectors, tile.lanes, tile.scalar)
@@ -76,16 +80,16 @@ def _mask(problem: Problem) -> str | None:
 
 
 def _whole_panels(problem: Problem, tile: Tile) -> bool:
-    """Whether the values' rows are whole panels of f32 that the register tile can read in place."""
+    """Whether the values' rows are whole panels that the register tile can read in place."""
     columns = problem.input(2).columns
-    return problem.input(2).dtype == "f32" and isinstance(columns, int) and columns % tile.columns == 0
+    return problem.input(2).dtype == tile.scalar and isinstance(columns, int) and columns % tile.columns == 0
 
 
 def _panels_bytes(tensor: Tensor, cut: int, tile: Tile) -> Dim:
     """Bytes of all heads' panels, dim `cut` being cut in panels."""
     batch, keys, heads, depth = tensor.shape
     whole, rest = (keys, depth) if cut == 1 else (depth, keys)
-    return batch * heads * ceildiv(whole, tile.columns) * rest * (4 * tile.columns)
+    return batch * heads * ceildiv(whole, tile.columns) * rest * (tile.columns * BYTES[tile.scalar])
 
 
 # --- packing --------------------------------------------------------------------------------------------------------------
@@ -97,10 +101,10 @@ def _pack_keys(problem: Problem, tile: Tile) -> KernelCall:
     b, lanes = Builder("attention_keys"), tile.lanes
     slots = Slots(b, problem)
     x, pitch = slots.pointer("k", problem.layer.inputs[1]), slots.pitch("k_pitch", problem.layer.inputs[1])
-    y = slots.workspace("panels", 0, "f32")
+    y = slots.workspace("panels", 0, tile.scalar)
     count, size = slots.size("keys", keys), slots.known("depth", depth)
     groups, panels = slots.known("heads", heads), slots.size("panels_of_head", ceildiv(keys, tile.columns))
-    unit = min(4, lanes)
+    unit = min(16 // BYTES[tile.scalar], lanes)
     with b.loop("item", b.begin, b.end) as item:
         head = item // panels
         panel = item - head * panels
@@ -137,7 +141,7 @@ def _pack_values(problem: Problem, tile: Tile, device: Device) -> KernelCall:
     b = Builder("attention_values")
     slots = Slots(b, problem)
     x, pitch = slots.pointer("v", problem.layer.inputs[2]), slots.pitch("v_pitch", problem.layer.inputs[2])
-    y = slots.workspace("panels", 1, "f32")
+    y = slots.workspace("panels", 1, tile.scalar)
     count, size = slots.size("keys", keys), slots.size("depth", depth)
     groups, panels = slots.known("heads", heads), slots.size("panels_of_head", ceildiv(depth, tile.columns))
     zero = b.constant(0, tile.type)
@@ -175,11 +179,11 @@ class _Code:
         batch, queries, heads, depth = self.shape
         _, keys, groups, values = problem.input(2).shape
         q, _, v = problem.layer.inputs[:3]
-        self.masked = can_mask(device.target, ["f32"])
+        self.masked = can_mask(device.target, [tile.scalar])
         self.q, self.q_pitch = slots.pointer("q", q), slots.pitch("q_pitch", q)
-        self.k = slots.workspace("k_panels", 0, "f32")
+        self.k = slots.workspace("k_panels", 0, tile.scalar)
         if packed:
-            self.v = slots.workspace("v_panels", 1, "f32")
+            self.v = slots.workspace("v_panels", 1, tile.scalar)
             self.v_pitch: Number = tile.columns
         else:
             self.v, self.v_pitch = slots.pointer("v", v), slots.pitch("v_pitch", v)
@@ -188,19 +192,19 @@ class _Code:
         self.heads, self.groups = slots.size("heads", heads), slots.size("groups", groups)
         self.depth, self.values = slots.known("depth", depth), slots.known("values", values)
         self.rows = tile.rows * tiles
-        self.row_bytes: Dim = ceildiv(keys, tile.columns) * (4 * tile.columns)
+        self.row_bytes: Dim = ceildiv(keys, tile.columns) * (tile.columns * BYTES[tile.scalar])
         self.score_pitch = slots.size("score_pitch", ceildiv(keys, tile.columns) * tile.columns)
         self.blocks = slots.size("blocks", ceildiv(queries, self.rows))
         mask = _mask(problem)
-        whole = Tensor("f32", (batch, heads, queries, keys))
+        whole = Tensor(tile.scalar, (batch, heads, queries, keys))
         self.mask = None if mask is None else Operand(slots, mask, whole, "mask")
         self.epilogue = Epilogue(b, problem, slots)
 
     def call(self) -> KernelCall:
         """Emits the kernel and states its formulas."""
         b = self.b
-        self.scores = b.scratch("f32")
-        self.local = b.local("tile", "f32", self.tile.rows * self.tile.columns) if not self.direct else None
+        self.scores = b.scratch(self.tile.scalar)
+        self.local = b.local("tile", self.tile.scalar, self.tile.rows * self.tile.columns) if not self.direct else None
         with b.loop("item", b.begin, b.end) as item:
             self.item(item)
         batch, queries, heads, depth = self.shape
@@ -226,7 +230,7 @@ class _Code:
         group = image * self.groups + head // ratio  # of all groups
         count = b.minimum(self.queries - first, self.rows)
         seen = self.seen(b.minimum(first + self.rows, self.queries) - 1)
-        sums = b.local("sums", "f32", self.rows)
+        sums = b.local("sums", self.tile.scalar, self.rows)
         with b.loop("m", 0, count, self.tile.rows) as m:
             self.some_scores(first, m, count, image, head, group, seen)
         with b.loop("m", 0, count) as m:
@@ -270,11 +274,11 @@ class _Code:
             s = b.load(row, t, lanes, chosen) * self.scale
             if mask is not None:
                 extra = mask.load_at(offset, t, lanes, chosen)
-                s = b.select(extra, s, float("-inf")) if extra.type.scalar == "bool" else s + extra
+                s = b.select(extra, s, float("-inf")) if extra.type.scalar == "bool" else s + b.cast(extra, s.type.scalar)
                 b.store(row, t, s, chosen)
             return s
 
-        best = RowTotal(b, accumulator("peak"), "f32", tile.lanes, masked=self.masked)
+        best = RowTotal(b, accumulator("peak"), tile.scalar, tile.lanes, masked=self.masked)
         best.take(0, length, score)
         top = best.result()
 
@@ -284,11 +288,11 @@ class _Code:
             b.store(row, t, e, chosen)
             return e
 
-        total = RowTotal(b, accumulator("sum"), "f32", tile.lanes, masked=self.masked, vectors=2)
+        total = RowTotal(b, accumulator("sum"), tile.scalar, tile.lanes, masked=self.masked, vectors=2)
         total.take(0, length, exponential)
         b.store(sums, m, total.result())
         if self.causal:
-            zero = b.constant(0.0, Type("f32"))
+            zero = b.constant(0.0, Type(tile.scalar))
             along(b, length, seen, tile.lanes, lambda t, lanes, chosen: b.store(row, t, b.broadcast(zero, lanes), chosen),
                   masked=self.masked)
 

@@ -18,7 +18,11 @@ from sartor.loops.target import Target
 from sartor.templates.expression_code import Epilogue, widen
 
 CHEAP = 8
-"""Expressions of at most this many nodes are computed straight on the accumulators; longer ones on a copy of the tile."""
+"""Expressions of at most this many instructions are computed on the accumulators; longer ones on a copy of the tile."""
+
+ONE_INSTRUCTION = ("constant", "select", "add", "sub", "mul", "div", "min", "max", "neg", "abs", "relu", "reciprocal", "sqrt", "floor", "ceil",
+                   "round", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "cast")
+"""Operations that become about one instruction.  Others (exp, erf, ...) are long code, which is written once."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,9 @@ def by_height(builder: Builder, tile: Tile, height: Value, body: Callable[[int],
 def is_cheap(epilogue: Epilogue) -> bool:
     """Whether the expression is short enough to be written out once a vector of results."""
     expression = epilogue.expression
-    return expression is None or len(expression.nodes) - expression.operands <= CHEAP
+    if expression is None:
+        return True
+    return sum(1 if node.op in ONE_INSTRUCTION else CHEAP + 1 for node in expression.nodes[expression.operands:]) <= CHEAP
 
 
 def store_pixels(builder: Builder, epilogue: Epilogue, output: Buffer, pitch: Value, results: Sequence[Value], row: Value,
@@ -207,13 +213,10 @@ def store_pixels(builder: Builder, epilogue: Epilogue, output: Buffer, pitch: Va
         finished = epilogue.apply(value, row + pixel, column, lanes, mask)
         b.store(origin, pitch * pixel, finished, mask)
 
-    if is_cheap(epilogue) and (mask is None or count is None):
+    # With a branch a pixel, LLVM would move each pixel's arithmetic into its branch, one after the other.
+    if is_cheap(epilogue) and count is None:
         for known, value in enumerate(results):
-            if count is None:
-                store(value, known)
-                continue
-            with b.branch(count > known):
-                store(value, known)
+            store(value, known)
         return
     line = b.local("line", results[0].type.scalar, len(results) * lanes)
     for known, value in enumerate(results):

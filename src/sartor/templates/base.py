@@ -148,7 +148,9 @@ class Space:
 class Template(Protocol):
     """One algorithm for one kind of layer."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What records, programs and `inspect` call it."""
 
     def applies(self, problem: Problem, device: Device) -> bool:
         """Whether this algorithm can compute the layer (all its types, attributes and expression) exactly as defined."""

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.graphs import Build, kinds, only, rewritten
 
 from sartor.graph.layer import Graph
-from sartor.graph.passes import canonical, dead, fuse, identities, movement, onehot, optimize, pads, parallel, scalars
+from sartor.graph.passes import canonical, dead, fuse, identities, movement, narrow, onehot, optimize, pads, parallel, scalars
 from sartor.sizes import symbol
 
 
@@ -186,6 +186,68 @@ def test_a_product_cut_into_heads_becomes_several() -> None:
     assert kinds(after).count("matmul") == 3
     assert "slice" not in kinds(after)
     assert "transpose" not in kinds(after)
+
+
+# --- narrowing -------------------------------------------------------------------------------------------------------------------
+
+
+def narrowed(graph: Graph, **sizes: int) -> Graph:
+    return rewritten(graph, lambda g: dead.run(narrow.run(fuse.run(scalars.run(g)))), **sizes)
+
+
+def test_only_the_first_token_of_the_last_block_is_computed() -> None:
+    b = Build()
+    n, s = symbol("n"), symbol("s")
+    x = b.input(n, s, 4)
+    q, k, v = (b.reshape(b.matmul(x, b.draw(4, 4)), n, s, 2, 2) for _ in range(3))
+    mask = b.input(s, s)
+    y = b.layer("attention", [q, k, v, mask], (n, s, 2, 2), scale=1.0, causal=False)
+    y = b.op("add", b.matmul(b.reshape(y, n, s, 4), b.draw(4, 4)), x)
+    y = b.layer("normalize", [b.op("add", y, b.draw(4))], (n, s, 4), axes=(2,), mode="layer", epsilon=1e-5)
+    y = b.slice(b.op("mul", y, b.draw(4)), 1, 0, 1)
+    after = narrowed(b.finish(b.matmul(b.reshape(y, n, 4), b.draw(4, 3))), n=2, s=3)
+    sizes = [after.tensors[layer.outputs[0]].shape[1] for layer in after.layers if layer.kind in ("matmul", "attention", "normalize")]
+    assert sizes.count(s) == 2  # keys and values
+    assert {layer.inputs[0] for layer in after.layers if layer.kind == "slice"} == {x, mask}
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "batch", "transposed", "softmax", "reduce", "concat", "gather", "transpose", "cast"])
+def test_slices_pass_work_they_do_not_touch(kind: str) -> None:
+    b = Build()
+    x = b.input(3, 4, 6)
+    y, axis = x, 1
+    if kind == "rows":
+        y = b.op("add", b.matmul(x, b.draw(6, 5)), b.draw(4, 1))
+    elif kind == "columns":
+        y, axis = b.op("add", b.matmul(x, b.input(5, 6), transpose_b=True), b.draw(5)), 2
+    elif kind == "batch":
+        y, axis = b.matmul(x, b.input(1, 6, 5)), 0
+    elif kind == "transposed":
+        y = b.matmul(x, b.input(3, 4, 5), transpose_a=True)
+    elif kind == "softmax":
+        y = b.softmax(x, 2)
+    elif kind == "reduce":
+        y = b.reduce(x, "sum", 2)
+    elif kind == "concat":
+        y = b.concat([x, b.draw(3, 4, 2)], 2)
+    elif kind == "gather":
+        y = b.layer("gather", [b.input(3, 5, 6), b.input(4, dtype="i64")], (3, 4, 6), axis=1)
+    elif kind == "transpose":
+        y = b.transpose(x, 2, 1, 0)
+    else:
+        y = b.op("mul", b.op("add", x, b.input(4, 1)), b.input(1, 1, 6))
+    after = narrowed(b.finish(b.op("relu", b.slice(y, axis, 1, 2))))
+    made = {layer.outputs[0] for layer in after.layers}
+    assert all(layer.inputs[0] not in made for layer in after.layers if layer.kind == "slice")
+    assert "slice" in kinds(after)
+
+
+def test_slices_stay_behind_what_needs_the_whole_or_is_read_again() -> None:
+    b = Build()
+    x = b.input(3, 4)
+    soft, wide = b.softmax(x, 1), b.op("sin", x)
+    after = narrowed(b.finish(b.op("relu", b.slice(soft, 1, 1, 2)), b.op("relu", b.slice(wide, 0, 1, 2)), b.op("exp", b.op("tan", wide))))
+    assert all(layer.inputs[0] in (soft, wide) for layer in after.layers if layer.kind == "slice")
 
 
 # --- look-ups --------------------------------------------------------------------------------------------------------------------

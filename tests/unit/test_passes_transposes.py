@@ -119,6 +119,16 @@ def test_patches_become_tokens_without_a_transpose() -> None:
     assert kinds(after) == ["elementwise", "reshape"]
 
 
+def test_a_channel_shuffle_keeps_one_transpose() -> None:
+    b = Build()
+    n = symbol("n")
+    y = b.reshape(b.convolution_first(b.input(n, 3, 4, 4), 6, 1), n, 2, 3, 4, 4)
+    y = b.reshape(b.transpose(y, 0, 2, 1, 3, 4), n, 6, 4, 4)
+    after = moved(b.finish(b.convolution_first(y, 2, 3)), n=2)
+    assert kinds(after) == ["convolution", "convolution", "reshape", "reshape", "transpose", "transpose", "transpose"]
+    assert [len(layer.attributes["perm"]) for layer in after.layers if layer.kind == "transpose"] == [4, 5, 4]
+
+
 def test_transposes_of_constants_fold() -> None:
     b = Build()
     after = moved(b.finish(b.op("add", b.input(4, 3), b.transpose(b.draw(3, 4), 1, 0))))

@@ -265,6 +265,14 @@ def _pow_rule(b: ExpressionBuilder, args: tuple[int, ...], dtype: str) -> int | 
         return _add(b, "sqrt", (x,), dtype, None)
     if exponent == -0.5:
         return _add(b, "reciprocal", (_add(b, "sqrt", (x,), dtype, None),), dtype, None)
+    if abs(exponent) in (0.25, 0.75):
+        root = _add(b, "sqrt", (x,), dtype, None)
+        power = _add(b, "sqrt", (root,), dtype, None)
+        if abs(exponent) == 0.75:
+            power = _add(b, "mul", (root, power), dtype, None)
+        return power if exponent > 0 else _add(b, "reciprocal", (power,), dtype, None)
+    if exponent == 1.5:
+        return _add(b, "mul", (x, _add(b, "sqrt", (x,), dtype, None)), dtype, None)
     if exponent in (2, 3, 4, -1, -2):
         power = x if abs(exponent) == 1 else _add(b, "mul", (x, x), dtype, None)
         if exponent == 3:

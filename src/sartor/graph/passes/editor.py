@@ -52,6 +52,10 @@ class Editor:
             if layer.name in self._layers:
                 yield self._layers[layer.name]
 
+    def named(self, name: str) -> Layer | None:
+        """The layer of a name; None where there is none."""
+        return self._layers.get(name)
+
     def refreshed(self, layer: Layer) -> Layer | None:
         """The layer of this name as it is now; None where it was removed."""
         return self._layers.get(layer.name)

@@ -89,11 +89,31 @@ def through_reshape(z: Sequence[Dim], perm: Sequence[int], a: Sequence[Dim], b: 
     runs = sorted(runs, key=lambda run: perm[run[0][0]])
     if [perm[i] for run, _ in runs for i in run] != [i for i, d in enumerate(z) if d != 1]:
         return None
+    return _order_behind(runs, len(b))
+
+
+def gathered(perm: Sequence[int], a: Sequence[Dim], b: Sequence[Dim]) -> tuple[Perm, list[int], Perm] | None:
+    """Splits the transpose before a reshape that joins dims which do not lie side by side, or in another order.
+
+    Returned are a permutation that only brings together what the reshape joins, the order in which dims of `b` stand when its
+    result is reshaped, and the permutation that then leads to `b`.
+    """
+    runs = groups(a, b)
+    if not runs:
+        return None
+    runs = sorted(runs, key=lambda run: min(perm[i] for i in run[0]))
+    used = [perm[i] for run, _ in runs for i in run]
+    ones = [i for i in range(len(perm)) if i not in used]
+    return ((*ones, *used), *_order_behind(runs, len(b)))
+
+
+def _order_behind(runs: list[tuple[list[int], list[int]]], rank: int) -> tuple[list[int], Perm]:
+    """The order of the dims behind a reshape whose runs stand in this order, and the permutation that undoes it."""
     owner: dict[int, int] = {}
     for number, (_, run) in enumerate(runs):
         owner.update(dict.fromkeys(run, number))
     last = owner[min(owner)]
-    for axis in range(len(b)):  # dims of size 1 go with the dim before them
+    for axis in range(rank):  # dims of size 1 go with the dim before them
         last = owner.setdefault(axis, last)
-    order = sorted(range(len(b)), key=lambda axis: (owner[axis], axis))
-    return order, tuple(order.index(axis) for axis in range(len(b)))
+    order = sorted(range(rank), key=lambda axis: (owner[axis], axis))
+    return order, tuple(order.index(axis) for axis in range(rank))

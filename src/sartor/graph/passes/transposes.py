@@ -19,6 +19,7 @@ from sartor.graph.passes.permutations import (
     Perm,
     compose,
     extended,
+    gathered,
     groups,
     inverse,
     is_trivial,
@@ -253,6 +254,12 @@ def _sink_reshape(editor: Editor, layer: Layer) -> None:
         order, new_perm = exchanged
         result = reshaped(editor, source, tuple(b[axis] for axis in order), layer)
         editor.replace_value(layer, permuted(editor, result, new_perm, layer))
+    elif (split := gathered(perm, a, b)) is not None and split[0] != perm:
+        first, order, last = split
+        if not is_trivial(permuted_shape(b, order), last) and _meets_inverse(editor, layer.outputs[0], last, LOOK_AHEAD):
+            together = permuted(editor, source, first, layer)
+            result = reshaped(editor, together, tuple(b[axis] for axis in order), layer)
+            editor.replace_value(layer, permuted(editor, result, last, layer))
 
 
 def _into_weights(editor: Editor, layer: Layer) -> None:

@@ -25,10 +25,12 @@ def matmul(a: tuple[Any, ...], b: tuple[Any, ...], out: tuple[Any, ...], ta: boo
 
 @pytest.mark.parametrize("isa", ["avx2", "sse4"])
 @pytest.mark.parametrize(("ta", "tb"), [(False, False), (False, True), (True, False), (True, True)])
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (1, 13, 35), (7, 21, 47), (26, 64, 32)])
-def test_sizes_and_transposes(isa: str, ta: bool, tb: bool, m: int, k: int, n: int) -> None:
-    a, b = (k, m) if ta else (m, k), (n, k) if tb else (k, n)
-    check(MATMUL, matmul(a, b, (m, n), ta, tb), on=device(isa), pitch={"a": a[1] + 3, "b": b[1] + 2, "y": n + 5}, absolute=1e-4)
+def test_sizes_and_transposes(isa: str, ta: bool, tb: bool) -> None:
+    m, k, n = (symbol(name) for name in "mkn")
+    p = matmul((k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n), ta, tb)
+    for sizes in ({"m": 1, "k": 13, "n": 35}, {"m": 26, "k": 64, "n": 32}):
+        wide = max(sizes.values())
+        check(MATMUL, p, sizes=sizes, on=device(isa), pitch={"a": wide + 3, "b": wide + 2, "y": wide + 5}, absolute=1e-4)
 
 
 @pytest.mark.parametrize("tb", [False, True])

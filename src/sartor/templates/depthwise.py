@@ -37,6 +37,9 @@ Array = np.ndarray[Any, Any]
 MOST_PRODUCTS = 64
 """Windows with more taps, times inputs of a group, run in loops over addresses instead of straight code."""
 
+FEW_ROWS, WIDE_CHANNELS = 64, 64
+"""Images of fewer rows are divided by channels, if each core gets that many."""
+
 WIDEST_GROUP = 16
 """Input channels of a group for which the shuffles are written out."""
 
@@ -258,7 +261,10 @@ class NarrowGroupsTemplate:
                      constraint=lambda config: not config["keep_weights"] or self._fits(problem, device))
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
-        return {"pixels": 4, "channels": 0, "keep_weights": False}
+        rows, count = output_rows(window(problem, kernel_shape(problem))), int(problem.output().columns)  # type: ignore[arg-type]
+        # Few rows are hard to divide evenly: then each core gets channels of its own.
+        own = count // device.cores if isinstance(rows, int) and rows < FEW_ROWS and count >= WIDE_CHANNELS * device.cores else 0
+        return {"pixels": 4, "channels": own, "keep_weights": False}
 
     def _fits(self, problem: Problem, device: Device) -> bool:
         """Whether the weights of a vector of channels and some sums fit into registers."""

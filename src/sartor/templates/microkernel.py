@@ -20,8 +20,8 @@ from sartor.templates.expression_code import Epilogue, widen
 CHEAP = 8
 """Expressions of at most this many instructions are computed on the accumulators; longer ones on a copy of the tile."""
 
-ONE_INSTRUCTION = ("constant", "select", "add", "sub", "mul", "div", "min", "max", "neg", "abs", "relu", "reciprocal", "sqrt", "floor", "ceil",
-                   "round", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "cast")
+ONE_INSTRUCTION = ("constant", "select", "add", "sub", "mul", "div", "min", "max", "neg", "abs", "relu", "reciprocal", "sqrt", "floor",
+                   "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "cast")
 """Operations that become about one instruction.  Others (exp, erf, ...) are long code, which is written once."""
 
 

@@ -32,6 +32,7 @@ PLAIN_HEADROOM = 0.3  # of layers without multiply-adds
 SMALL_CONSTANT = 4096  # bytes; constants up to this size are given to children as they are
 SENT_CONSTANT = 1 << 20  # bytes; the same for integers, which may be indices
 MOST_COPIES = 16
+COST_BYTES = 50e6  # of constants that are drawn, packed and compared in about a second
 
 _log = logging.getLogger("sartor")
 
@@ -63,7 +64,7 @@ class Target:
     trials
         Candidates measured in this run.
     cost
-        Seconds the last trial took.
+        Seconds a trial takes: what the last ones took, or a guess.
     failures, default_fails
         Why candidates were refused, the default among them.
     """
@@ -81,9 +82,17 @@ class Target:
     best_seconds: float = math.inf
     dry: float = 0.0
     trials: int = 0
-    cost: float = 1.0
+    cost: float = 0.0
     failures: list[str] = field(default_factory=list)
     default_fails: str = ""
+
+    def __post_init__(self) -> None:
+        self.cost = self.cost or 0.5 + self.bytes / COST_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """Of the constants that a child makes up for it."""
+        return sum(array.nbytes for array in self.problem.constants.values()) * self.case.copies
 
     @property
     def templates(self) -> tuple[str, ...]:

@@ -52,7 +52,6 @@ class Trials:
         self.targets, self.device, self.threads, self.library = targets, device, threads, library
         self.measurer, self.records, self._tell = measurer, records, tell
         self._batches = 0
-        self._batch_seconds = 0.0
 
     # --- records ---
 
@@ -107,14 +106,11 @@ class Trials:
 
     def search(self, deadline: float) -> None:
         """Measures candidates until the deadline (`time.monotonic`), or until there is none left."""
-        while time.monotonic() + self._batch_seconds < deadline and (batch := self._next_batch()):
-            begun = time.monotonic()
+        while batch := self._next_batch(deadline - time.monotonic()):
             self._measure(batch, deadline)
-            spent = time.monotonic() - begun
-            self._batch_seconds = spent if not self._batch_seconds else 0.7 * self._batch_seconds + 0.3 * spent
 
-    def _next_batch(self) -> Batch:
-        """The next candidates, of the layers that promise most."""
+    def _next_batch(self, left: float) -> Batch:
+        """The next candidates, of the layers that promise most among those whose trials fit into the seconds left."""
         batch: Batch = []
         taken: dict[int, int] = {}
         weight, peaks = 0, dict[tuple[str, ...], float]()
@@ -126,10 +122,10 @@ class Trials:
             return target.promise(peaks[target.templates]) / (1 + taken.get(id(target), 0))
 
         while len(batch) < BATCH * self.measurer.children:
-            target = max((t for t in self.targets if not t.search.exhausted), key=promise, default=None)
+            target = max((t for t in self.targets if not t.search.exhausted and t.cost < left), key=promise, default=None)
             if target is None:
                 break
-            weight += sum(array.nbytes for array in target.problem.constants.values()) * target.case.copies
+            weight += target.bytes
             if batch and weight > BATCH_BYTES:
                 break
             if choice := target.search.next(target.best, self._winners(target)):

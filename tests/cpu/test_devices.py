@@ -13,6 +13,7 @@ from sartor.errors import UnsupportedError
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SARTOR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(rates, "_SECONDS", 0.002)
+    monkeypatch.setattr(rates, "_TASKS", 20)
     monkeypatch.setattr(rates, "_working_sets", lambda device, threads: {"l1": 16 << 10})
     return tmp_path / "cache"
 

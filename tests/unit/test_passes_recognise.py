@@ -205,6 +205,26 @@ def test_a_causal_mask_cut_from_a_larger_one() -> None:
     assert only(after, "attention").attributes["causal"]
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_heads_shared_by_several_queries_are_not_repeated(early: bool) -> None:
+    b = Build()
+    n, s = symbol("n"), symbol("s")
+    x = b.input(n, s, 6)
+
+    def repeated(y: str) -> str:
+        if early:  # before heads and tokens change places
+            return b.transpose(b.reshape(b.copy(b.reshape(y, n, s, 2, 1, 4), (n, s, 2, 3, 4)), n, s, 6, 4), 0, 2, 1, 3)
+        return b.reshape(b.copy(b.reshape(b.transpose(y, 0, 2, 1, 3), n, 2, 1, s, 4), (n, 2, 3, s, 4)), n, 6, s, 4)
+
+    q = heads(b, x, 6, 4, 0, 2, 1, 3)
+    k, v = (repeated(heads(b, x, 2, 4, 0, 1, 2, 3)) for _ in range(2))
+    weights = b.softmax(b.matmul(q, b.transpose(k, 0, 1, 3, 2)), 3)
+    y = b.reshape(b.transpose(b.matmul(weights, v), 0, 2, 1, 3), n, s, 24)
+    after = rewritten(b.finish(b.matmul(y, b.draw(24, 3))), optimize, n=2, s=3)
+    assert [after.tensors[v].shape[2] for v in only(after, "attention").inputs[:3]] == [6, 2, 2]
+    assert set(kinds(after)) == {"attention", "matmul", "reshape"}
+
+
 def test_weights_that_are_no_number_become_zero() -> None:
     b = Build()
     q, k, v = b.input(1, 1, 5, 4), b.input(1, 1, 6, 4), b.input(1, 1, 6, 4)

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.graphs import Build, kinds, only, rewritten
 
 from sartor.graph.layer import Graph
-from sartor.graph.passes import dead, reshapes, transposes
+from sartor.graph.passes import dead, optimize, reshapes, transposes
 from sartor.graph.passes.permutations import compose, groups, inverse, is_trivial, through_reshape
 from sartor.sizes import symbol
 
@@ -127,6 +127,16 @@ def test_a_channel_shuffle_keeps_one_transpose() -> None:
     after = moved(b.finish(b.convolution_first(y, 2, 3)), n=2)
     assert kinds(after) == ["convolution", "convolution", "reshape", "reshape", "transpose", "transpose", "transpose"]
     assert [len(layer.attributes["perm"]) for layer in after.layers if layer.kind == "transpose"] == [4, 5, 4]
+
+
+def test_group_norm_keeps_channels_last() -> None:
+    b = Build()
+    n, h = symbol("n"), symbol("h")
+    y = b.reshape(b.convolution_first(b.input(n, 3, h, 4), 6, 1), n, 2, h * 12)
+    y = b.layer("normalize", [y], (n, 2, h * 12), axes=(2,), mode="layer", epsilon=1e-3)
+    y = b.op("mul", b.reshape(y, n, 6, h, 4), b.draw(6, 1, 1))
+    after = rewritten(b.finish(b.convolution_first(y, 2, 3)), optimize, n=2, h=5)
+    assert kinds(after) == ["convolution", "convolution", "normalize", "reshape", "reshape", "transpose", "transpose"]
 
 
 def test_transposes_of_constants_fold() -> None:

@@ -15,7 +15,7 @@ from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.graph.passes.algebra import Operands, substitute, tidy
 from sartor.graph.passes.editor import Editor, merged_source
-from sartor.graph.passes.permutations import Perm, compose, is_trivial
+from sartor.graph.passes.permutations import Perm, compose, groups, is_trivial
 from sartor.graph.passes.terms import Terms, is_number
 from sartor.graph.passes.transposes import permuted, reshaped, transposed
 from sartor.sizes import Dim
@@ -210,7 +210,9 @@ def _replace(editor: Editor, first: Layer, second: Layer, softmax: Layer, scale:
         batch = editor.shape(operands[0].value)[:2]
         if mask and len(editor.shape(mask)) == 3 and editor.shape(mask)[0] != 1:
             mask = reshaped(editor, mask, (*batch, *editor.shape(mask)[1:]), softmax)
-    form = _form(editor, operands, mask)
+    repeated = [operands[0], *(_unrepeated(editor, o, softmax) for o in operands[1:])]
+    form = "transposed" if repeated != operands else _form(editor, operands, mask)
+    operands = repeated
     arranged = [_arranged(editor, o, form, softmax) for o in operands]
     if mask and form == "batch" and len(editor.shape(mask)) == 3:
         shape = editor.shape(mask)
@@ -238,6 +240,27 @@ def _split_batches(editor: Editor, operands: list[Operand]) -> list[Operand] | N
             return None
         found.append(Operand(maker.inputs[0], operand.swapped))
     return found if len({editor.shape(o.value)[:2] for o in found}) == 1 else None
+
+
+def _unrepeated(editor: Editor, operand: Operand, near: Layer) -> Operand:
+    """The operand with as many heads as it had before each was repeated for several heads of the queries."""
+    value, perm = operand.value, tuple(range(len(editor.shape(operand.value))))
+    while (made := transposed(editor, value)) is not None:
+        value, perm = made[0], compose(made[1], perm)
+    joined = editor.producer(value)
+    expanded = editor.producer(joined.inputs[0]) if joined is not None and joined.kind == "reshape" else None
+    if len(perm) != 4 or joined is None or expanded is None or expanded.kind != "elementwise" or expanded.expression is None:
+        return operand
+    if not expanded.expression.is_identity or len(expanded.inputs) != 1:
+        return operand
+    few, many, whole = editor.shape(expanded.inputs[0]), editor.shape(expanded.outputs[0]), editor.shape(value)
+    repeats = [i for i, (a, b) in enumerate(zip(few, many, strict=False)) if a != b]
+    runs, heads = groups(many, whole), perm[1]
+    run = next((r for r in runs or () if r[1] == [heads]), None)
+    if len(few) != len(many) or len(repeats) != 1 or few[repeats[0]] != 1 or run is None or run[0][1:] != repeats:
+        return operand
+    shape = tuple(many[run[0][0]] if i == heads else d for i, d in enumerate(whole))
+    return Operand(permuted(editor, reshaped(editor, expanded.inputs[0], shape, near), perm, near), operand.swapped)
 
 
 def _form(editor: Editor, operands: list[Operand], mask: str) -> str:

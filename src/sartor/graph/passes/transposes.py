@@ -244,6 +244,10 @@ def _sink_matmul(editor: Editor, layer: Layer) -> None:
 
 
 def _sink_reshape(editor: Editor, layer: Layer) -> None:
+    maker = editor.producer(layer.inputs[0])
+    while maker is not None and maker.kind == "reshape":
+        layer = editor.update(layer, inputs=maker.inputs)
+        maker = editor.producer(layer.inputs[0])
     made = transposed(editor, layer.inputs[0])
     if made is None:
         return

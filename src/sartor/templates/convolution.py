@@ -28,6 +28,7 @@ from sartor.templates.microkernel import (
     Place,
     Tile,
     choose_tile,
+    depth_unroll,
     multiply,
     parse_tile,
     rows_from,
@@ -253,7 +254,7 @@ class ConvolutionTemplate:
         columns = parse_tile(tile, scalar, device.target).columns
         panel = columns * BYTES[scalar] * inputs * int(np.prod(kernel_shape(problem)))
         panels = max(1, min(-(-outputs // columns), device.l2_bytes // 2 // panel))
-        return {"tile": tile, "panels": panels, "mc": 96, "unroll": 4, "prefetch": 4}
+        return {"tile": tile, "panels": panels, "mc": 96, "unroll": depth_unroll(device.target), "prefetch": 4}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         return self._weights(problem, config, device).constants()

@@ -28,7 +28,17 @@ from sartor.templates.base import Config, Implementation, KernelCall, RowTable, 
 from sartor.templates.blocks import Run, chunks, even, runs
 from sartor.templates.convolution import group_blocks
 from sartor.templates.expression_code import Epilogue, working
-from sartor.templates.microkernel import Accumulators, Output, Place, Tile, choose_tile, multiply, parse_tile, tile_choices
+from sartor.templates.microkernel import (
+    Accumulators,
+    Output,
+    Place,
+    Tile,
+    choose_tile,
+    depth_unroll,
+    multiply,
+    parse_tile,
+    tile_choices,
+)
 from sartor.templates.product import chunk_tiles
 from sartor.templates.slots import Slots
 from sartor.templates.spatial import Window, advance, nest, position, window
@@ -254,7 +264,8 @@ class DeconvolutionTemplate:
         tile = choose_tile(outputs, device.target, scalar)
         columns = parse_tile(tile, scalar, device.target).columns
         panel = max(1, columns * BYTES[scalar] * inputs * prod(self._kernel(problem)))
-        return {"tile": tile, "panels": max(1, min(-(-outputs // columns), device.l2_bytes // 2 // panel)), "mc": 96, "unroll": 4}
+        panels = max(1, min(-(-outputs // columns), device.l2_bytes // 2 // panel))
+        return {"tile": tile, "panels": panels, "mc": 96, "unroll": depth_unroll(device.target)}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         return (*self._weights(problem, config, device).constants(), phases(window(problem, self._kernel(problem))).table)

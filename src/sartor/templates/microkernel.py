@@ -77,6 +77,11 @@ def choose_tile(columns: int, target: Target, scalar: str) -> str:
     return min(worth, key=cost)
 
 
+def depth_unroll(target: Target) -> int:
+    """Copies of the innermost body; on Arm, elements of A are loaded ahead by vectors, for which registers run out beyond two."""
+    return 4 if target.is_x86 else 2
+
+
 class Accumulators:
     """The accumulators of one tile of `rows` rows (at most the tile's), zero at first."""
 

@@ -17,7 +17,18 @@ from sartor.sizes import Dim, product
 from sartor.templates.base import Argument, Config, KernelCall
 from sartor.templates.blocks import Run, chunks, even, runs, tiles_of
 from sartor.templates.expression_code import Broadcast, Epilogue, classify
-from sartor.templates.microkernel import Accumulators, Ahead, Output, Place, Tile, choose_tile, multiply, parse_tile, rows_from
+from sartor.templates.microkernel import (
+    Accumulators,
+    Ahead,
+    Output,
+    Place,
+    Tile,
+    choose_tile,
+    depth_unroll,
+    multiply,
+    parse_tile,
+    rows_from,
+)
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
 
@@ -256,5 +267,5 @@ def blocking(found: Product, device: Device, scalar: str) -> dict[str, Any]:
     panels = -(-columns // tile.columns)
     fitting = max(1, device.l2_bytes // 2 // (row * tile.columns))
     mc = min(max(tile.rows, device.l2_bytes // 2 // row // tile.rows * tile.rows), 960 // tile.rows * tile.rows)
-    return {"tile": text, "kc": 0, "mc": mc, "panels": max(1, min(panels, fitting)), "unroll": 4, "prefetch": 4,
-            "rows_ahead": 2 * row * tile.rows <= device.l1_bytes}
+    return {"tile": text, "kc": 0, "mc": mc, "panels": max(1, min(panels, fitting)), "unroll": depth_unroll(device.target),
+            "prefetch": 4, "rows_ahead": 2 * row * tile.rows <= device.l1_bytes}

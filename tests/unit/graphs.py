@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,7 @@ class Build:
         return name
 
     def _set(self, **changes: Any) -> None:
-        last = self.graph.layers[-1]
-        self.graph.layers[-1] = Layer(**{**last.__dict__, **changes})
+        self.graph.layers[-1] = replace(self.graph.layers[-1], **changes)
 
     def transpose(self, value: str, *perm: int) -> str:
         shape = self.shape(value)

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class Layer:
     extra: tuple[str, ...] = ()
     source: tuple[str, ...] = ()  # names of the model's nodes it came from
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """All values read, without absent ones."""
         return tuple(v for v in (*self.inputs, *self.extra) if v)

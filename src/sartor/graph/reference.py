@@ -60,7 +60,7 @@ def _reduce(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Ma
         return np.asarray(np.trunc(np.sum(x, axis=axes, keepdims=True, dtype=x.dtype) / count))
     functions: dict[str, Callable[[Array], Array]] = {
         "sum": lambda v: np.sum(v, axis=axes, keepdims=True, dtype=v.dtype),
-        "mean": lambda v: np.mean(v, axis=axes, keepdims=True, dtype=v.dtype),
+        "mean": lambda v: np.sum(v, axis=axes, keepdims=True, dtype=v.dtype) / v.dtype.type(prod(v.shape[a] for a in axes)),
         "prod": lambda v: np.prod(v, axis=axes, keepdims=True, dtype=v.dtype),
         "l1": lambda v: np.sum(np.abs(v), axis=axes, keepdims=True, dtype=v.dtype),
         "l2": lambda v: np.sqrt(np.sum(v * v, axis=axes, keepdims=True, dtype=v.dtype)),

@@ -30,7 +30,8 @@ def run(graph: Graph) -> Graph:
         if uniform and len(uniform) == len(values):
             uniform.pop(values[0])  # an element-wise layer keeps something to read
         names, expression = tidy([renames.get(v, v) for v in values], layer.expression, first)
-        names, expression = substitute(names, expression, {v: ((), e) for v, e in uniform.items()}, first)
+        if uniform:
+            names, expression = substitute(names, expression, {v: ((), e) for v, e in uniform.items()}, first)
         if names != values or expression != layer.expression:
             editor.update(layer, **with_operands(layer, names, expression))
     return editor.finish()

@@ -42,6 +42,9 @@ from sartor.types import BYTES
 
 Array = np.ndarray[Any, Any]
 
+CHUNK = 96
+"""Pixels of a chunk where nothing speaks against it."""
+
 FEW_CHANNELS = 8
 """Images with fewer channels are read by rows of the window."""
 
@@ -224,6 +227,11 @@ class RowAddresses(Addresses):
                 b.set_row(self.table, place, copy)
 
 
+def chunk_rows(room: int, bytes_each: int, tile: Tile) -> int:
+    """Pixels of a chunk by rule: 96, or fewer where what is kept for each is large."""
+    return max(tile.rows, min(CHUNK, room // bytes_each))
+
+
 def group_blocks(outputs: int, tile: Tile, config: Config) -> int:
     """Into how many blocks the panels of a group are cut."""
     return int(ceildiv(ceildiv(outputs, tile.columns), int(config["panels"])))  # type: ignore[arg-type]
@@ -250,11 +258,15 @@ class ConvolutionTemplate:
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         scalar = working(problem.input(0).dtype)
         _, inputs, outputs = channels(problem)
-        tile = choose_tile(outputs, device.target, scalar)
-        columns = parse_tile(tile, scalar, device.target).columns
-        panel = columns * BYTES[scalar] * inputs * int(np.prod(kernel_shape(problem)))
-        panels = max(1, min(-(-outputs // columns), device.l2_bytes // 2 // panel))
-        return {"tile": tile, "panels": panels, "mc": 96, "unroll": depth_unroll(device.target), "prefetch": 4}
+        taps = int(np.prod(kernel_shape(problem)))
+        text = choose_tile(outputs, device.target, scalar)
+        tile = parse_tile(text, scalar, device.target)
+        panel = max(1, tile.columns * BYTES[scalar] * inputs * taps)
+        panels = max(1, min(-(-outputs // tile.columns), device.l2_bytes // 2 // panel))
+        # Addresses of a chunk, and copies of runs, take a quarter of L2 at most.
+        place = taps * (8 + (inputs * BYTES[scalar] if has_few_channels(problem) else 0))
+        return {"tile": text, "panels": panels, "mc": chunk_rows(device.l2_bytes // 4, place, tile),
+                "unroll": depth_unroll(device.target), "prefetch": 4}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         return self._weights(problem, config, device).constants()

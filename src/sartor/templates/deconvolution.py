@@ -26,7 +26,7 @@ from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, product
 from sartor.templates.base import Config, Implementation, KernelCall, RowTable, Space
 from sartor.templates.blocks import Run, chunks, even, runs
-from sartor.templates.convolution import group_blocks
+from sartor.templates.convolution import chunk_rows, group_blocks
 from sartor.templates.expression_code import Epilogue, working
 from sartor.templates.microkernel import (
     Accumulators,
@@ -261,11 +261,13 @@ class DeconvolutionTemplate:
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
         scalar = working(problem.input(0).dtype)
         _, inputs, outputs = deconvolution_channels(problem)
-        tile = choose_tile(outputs, device.target, scalar)
-        columns = parse_tile(tile, scalar, device.target).columns
-        panel = max(1, columns * BYTES[scalar] * inputs * prod(self._kernel(problem)))
-        panels = max(1, min(-(-outputs // columns), device.l2_bytes // 2 // panel))
-        return {"tile": tile, "panels": panels, "mc": 96, "unroll": depth_unroll(device.target)}
+        text = choose_tile(outputs, device.target, scalar)
+        tile = parse_tile(text, scalar, device.target)
+        panel = max(1, tile.columns * BYTES[scalar] * inputs * prod(self._kernel(problem)))
+        panels = max(1, min(-(-outputs // tile.columns), device.l2_bytes // 2 // panel))
+        most_taps = phases(window(problem, self._kernel(problem))).most_taps
+        return {"tile": text, "panels": panels, "mc": chunk_rows(device.l2_bytes // 4, 8 * (1 + most_taps), tile),
+                "unroll": depth_unroll(device.target)}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
         return (*self._weights(problem, config, device).constants(), phases(window(problem, self._kernel(problem))).table)

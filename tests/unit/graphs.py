@@ -12,7 +12,7 @@ from sartor.graph.expression import PREDICATES, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.graph.reference import evaluate_graph
 from sartor.graph.verify import verify
-from sartor.sizes import Dim, product
+from sartor.sizes import Dim, evaluate, symbol
 from sartor.types import from_numpy
 
 Array = np.ndarray[Any, Any]
@@ -139,8 +139,6 @@ def broadcast(shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
 
 def feeds_for(graph: Graph, seed: int = 0, **sizes: int) -> dict[str, Array]:
     """Random inputs; symbols have the sizes given."""
-    from sartor.sizes import evaluate
-
     rng = np.random.default_rng(seed)
     out: dict[str, Array] = {}
     for name in graph.inputs:
@@ -181,11 +179,13 @@ def only(graph: Graph, kind: str) -> Layer:
     return layer
 
 
-def random_graph(seed: int, steps: int = 14) -> Graph:
-    """A random graph on values of four dims, of the kinds that passes move, merge and fuse."""
+def random_graph(seed: int, steps: int = 14, symbolic: bool = False) -> Graph:
+    """A random graph on values of four dims, of the kinds that passes move, merge and fuse; with symbols n and h where asked for."""
     b = Build(seed)
     rng = np.random.default_rng(seed)
-    values = [b.input(2, 3, 4, 4), b.input(2, 4, 4, 3), b.input(1, 3, 1, 1)]
+    n: Dim = symbol("n") if symbolic else 2
+    h: Dim = symbol("h") if symbolic else 4
+    values = [b.input(n, 3, h, 4), b.input(n, h, 4, 3), b.input(1, 3, 1, 1)]
     for _ in range(steps):
         v = values[int(rng.integers(max(0, len(values) - 4), len(values)))] if rng.random() < 0.7 else values[int(rng.integers(len(values)))]
         values.append(_random_step(b, rng, v, values))
@@ -195,16 +195,18 @@ def random_graph(seed: int, steps: int = 14) -> Graph:
 
 
 def _random_step(b: Build, rng: np.random.Generator, v: str, values: list[str]) -> str:
-    shape = [int(str(d)) for d in b.shape(v)]
+    shape = b.shape(v)
     rank = len(shape)
     axis = int(rng.integers(rank))
+    size = shape[axis]
     choice = int(rng.integers(17))
+    last = shape[-1]
     if choice == 0:
         return b.op(str(rng.choice(["relu", "sigmoid", "neg", "tanh", "abs"])), v)
     if choice == 1:
         return b.op(str(rng.choice(["add", "mul", "sub", "max"])), v, float(rng.choice([0.0, 1.0, 2.0, -0.5])))
     if choice in (2, 3):
-        kept = [d if rng.random() < 0.5 else 1 for d in shape]
+        kept = [d if isinstance(d, int) and rng.random() < 0.5 else 1 for d in shape]
         return b.op(str(rng.choice(["add", "mul", "sub"])), *rng.permutation([v, b.draw(*kept[int(rng.integers(rank)):])]).tolist())
     if choice in (4, 5):
         others = [o for o in values if len(b.shape(o)) == rank and all(x == y or y == 1 for x, y in zip(shape, b.shape(o), strict=True))]
@@ -219,26 +221,23 @@ def _random_step(b: Build, rng: np.random.Generator, v: str, values: list[str]) 
         else:
             order.insert(axis, 1)
         return b.reshape(v, *order) if len(order) < 6 else b.op("relu", v)
-    if choice == 9 and rank == 4:
-        return b.convolution(v, int(rng.integers(1, 6)), (1, 1) if min(shape[1:3]) < 3 else (3, 3), pad=0)
-    if choice == 10 and rank == 4:
+    if choice == 9 and rank == 4 and isinstance(last, int):
+        small = any(not isinstance(d, int) or d < 3 for d in shape[1:3])
+        return b.convolution(v, int(rng.integers(1, 6)), (1, 1) if small else (3, 3), pad=0)
+    if choice == 10 and rank == 4 and isinstance(shape[1], int):
         return b.convolution_first(v, int(rng.integers(1, 6)), 1)
-    if choice == 11:
-        return b.matmul(v, b.draw(shape[-1], int(rng.integers(1, 6))))
+    if choice == 11 and isinstance(last, int):
+        return b.matmul(v, b.draw(last, int(rng.integers(1, 6))))
     if choice == 12:
         return b.reduce(v, str(rng.choice(["sum", "mean", "max"])), axis)
     if choice == 13:
         return b.softmax(v, axis)
     if choice == 14:
-        return b.concat([v, v, b.draw(*shape)][int(rng.integers(2)):], axis)
-    if choice == 15 and shape[axis] > 1:
-        start = int(rng.integers(shape[axis] - 1))
-        return b.slice(v, axis, start, int(rng.integers(1, shape[axis] - start + 1)))
-    if choice == 16 and shape[axis] > 1 and rank == 4:
+        return b.concat([v, v], axis)
+    if choice == 15 and isinstance(size, int) and size > 1:
+        start = int(rng.integers(size - 1))
+        return b.slice(v, axis, start, int(rng.integers(1, size - start + 1)))
+    if choice == 16 and size != 1 and rank == 4:
         before = tuple(int(i == axis) for i in range(rank))
         return b.layer("pad", [v], [d + 2 * p for d, p in zip(shape, before, strict=True)], before=before, mode="constant", value=0.0)
     return b.op("relu", v)
-
-
-def elements(graph: Graph, value: str) -> Dim:
-    return product(graph.tensors[value].shape)

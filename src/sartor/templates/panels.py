@@ -20,7 +20,11 @@ def working_array(array: Array, dtype: str) -> Array:
 def pack_panels(matrix: Array, columns: int) -> Array:
     """[..., K, N] as [..., panels, K, columns], the last panel filled up with zeros."""
     *batch, depth, width = matrix.shape
-    panels = -(-width // columns)
-    padded = np.zeros((*batch, depth, panels * columns), matrix.dtype)
-    padded[..., :width] = matrix
-    return np.ascontiguousarray(np.moveaxis(padded.reshape(*batch, depth, panels, columns), -2, -3))
+    whole, panels = width // columns, -(-width // columns)
+    packed = np.empty((*batch, panels, depth, columns), matrix.dtype)
+    split = matrix[..., : whole * columns].reshape(*batch, depth, whole, columns)
+    packed[..., :whole, :, :] = np.moveaxis(split, -2, -3)
+    if panels > whole:
+        packed[..., -1, :, : width - whole * columns] = matrix[..., whole * columns :]
+        packed[..., -1, :, width - whole * columns :] = 0
+    return packed

@@ -18,7 +18,8 @@ from sartor.templates.deconvolution import DECONVOLUTION, axis_phases
 
 def deconvolution(image: tuple[Dim, ...], outputs: int, kernel: tuple[int, ...], *, strides: tuple[int, ...] | None = None,
                   dilations: tuple[int, ...] | None = None, pads: tuple[int, ...] | None = None, groups: int = 1,
-                  more: tuple[int, ...] | None = None, dtype: str = "f32", constant: bool = True) -> Problem:
+                  more: tuple[int, ...] | None = None, dtype: str = "f32", constant: bool = True,
+                  scalars: bool = False) -> Problem:
     """A transposed convolution of an image [N, *s, C] with random weights; `more` adds to the output's size."""
     rank, random = len(kernel), np.random.default_rng(8)
     strides, dilations, pads, more = strides or (1,) * rank, dilations or (1,) * rank, pads or (0,) * 2 * rank, more or (0,) * rank
@@ -30,10 +31,15 @@ def deconvolution(image: tuple[Dim, ...], outputs: int, kernel: tuple[int, ...],
     numpy_type = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "i32": np.int32}[dtype]
     weights = (random.standard_normal((*kernel, channels, outputs // groups)) * 3).astype(numpy_type)
     constants = {"bias": random.standard_normal(outputs).astype(numpy_type)} | ({"w": weights} if constant else {})
+    if scalars:
+        constants["bias"] = constants["bias"][:1]
+        extra: dict[str, Any] = {"bias": (dtype, (1,))}
+        expression = chain([dtype] * 2, ("add", 0, 1), ("sigmoid", 2))
+    else:
+        extra = {"bias": (dtype, (outputs,)), "other": (dtype, shape)}
+        expression = chain([dtype] * 3, ("add", 0, 1), ("add", 3, 2), ("relu", 4))
     return problem("deconvolution", {"x": (dtype, image), "w": (dtype, weights.shape)}, (dtype, shape), constants=constants,
-                   extra={"bias": (dtype, (outputs,)), "other": (dtype, shape)},
-                   expression=chain([dtype] * 3, ("add", 0, 1), ("add", 3, 2), ("relu", 4)),
-                   strides=strides, dilations=dilations, pads=pads, groups=groups)
+                   extra=extra, expression=expression, strides=strides, dilations=dilations, pads=pads, groups=groups)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -67,6 +73,15 @@ def test_weights_known_at_run_time(case: str) -> None:
 @pytest.mark.parametrize("dtype", ["f64", "i32", "f16"])
 def test_types(dtype: str) -> None:
     check(DECONVOLUTION, deconvolution(**CASES["doubling"], dtype=dtype), absolute=0.3 if dtype == "f16" else 1e-4)
+
+
+@pytest.mark.parametrize(("outputs", "kernel", "strides", "more", "isa"), [
+    (1, (2, 2), (2, 2), (0, 0), "avx2"), (2, (3, 2), (2, 2), (1, 0), "avx2"), (3, (3, 3), (2, 2), (0, 0), "avx2"), (4, (2, 2), (2, 2), (0, 0), "avx2"),
+    (1, (2, 2), (2, 2), (0, 0), "sse4"), (1, (4,), (4,), (0,), "avx2"), (1, (2, 3, 2), (2, 1, 2), (0, 0, 0), "avx2")])
+def test_few_outputs(outputs: int, kernel: tuple[int, ...], strides: tuple[int, ...], more: tuple[int, ...], isa: str) -> None:
+    image = (2, *(3, 5, 7)[-len(kernel):], 12)
+    p = deconvolution(image, outputs, kernel, strides=strides, more=more, scalars=True)
+    check(DECONVOLUTION, p, on=device(isa), absolute=1e-4)
 
 
 def test_without_wide_vectors() -> None:

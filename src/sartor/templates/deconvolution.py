@@ -12,7 +12,7 @@ offset = (k0 * dilation - phase) / stride.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product as cartesian
 from math import gcd, prod
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from sartor.devices.device import Device
-from sartor.graph.layer import Problem
+from sartor.graph.layer import Problem, Tensor
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, product
 from sartor.templates.base import Config, Implementation, KernelCall, RowTable, Space
@@ -35,6 +35,7 @@ from sartor.templates.microkernel import (
     Tile,
     choose_tile,
     depth_unroll,
+    is_narrow,
     multiply,
     parse_tile,
     tile_choices,
@@ -46,6 +47,9 @@ from sartor.templates.weights import Weights, is_static
 from sartor.types import BYTES
 
 Array = np.ndarray[Any, Any]
+FOLDED = 8
+"""Columns that the taps along the width and the output channels may make together to be folded."""
+
 LARGE = 1 << 24
 """Added before divisions so that their numerators are positive."""
 
@@ -118,8 +122,9 @@ class AxisState:
 class DeconvolutionCode:
     """Writes the kernel."""
 
-    def __init__(self, slots: Slots, tile: Tile, config: Config, shape: Window, weights: Weights, table: Phases) -> None:
-        problem = slots.problem
+    def __init__(self, slots: Slots, tile: Tile, config: Config, shape: Window, weights: Weights, table: Phases,
+                 dense: bool) -> None:
+        self.problem = problem = slots.problem
         self.builder: Builder = slots.builder
         self.tile, self.config, self.shape = tile, config, shape
         scalar, groups, inputs, outputs = problem.input(0).dtype, *deconvolution_channels(problem)
@@ -129,7 +134,10 @@ class DeconvolutionCode:
         self.panels, self.aligned = weights.declare(slots), weights.is_constant
         self.phases = slots.constant("phases", 1, "i64")
         self.zeros = slots.zeros("zeros", max(64, inputs * BYTES[scalar]), scalar)
-        self.y, self.y_pitch = slots.pointer("y", problem.layer.outputs[0]), slots.pitch("y_pitch", problem.layer.outputs[0])
+        result = problem.layer.outputs[0]
+        self.y = slots.pointer("y", result)
+        # Rows of a folded output are several of the layer's.
+        self.y_pitch = slots.size("y_pitch", problem.output().columns) if dense else slots.pitch("y_pitch", result)
         self.sizes = [(slots.size("size", a.size), slots.size("out", a.out), slots.size("before", a.before)) for a in shape.axes]
         self.batch, self.tiles = slots.size("batch", shape.batch), slots.size("tiles", phase_tiles(shape, tile))
         self.groups, self.inputs, self.outputs = slots.size("groups", groups), slots.size("inputs", inputs), slots.size("outputs", outputs)
@@ -144,7 +152,7 @@ class DeconvolutionCode:
     def write(self, epilogue: Epilogue) -> None:
         """Emits the whole body."""
         b, tile = self.builder, self.tile
-        output = Output(b, tile, epilogue, self.y, self.y_pitch)
+        output = Output(b, tile, epilogue, self.y, self.y_pitch, is_narrow(self.problem))
         panel_count = (self.outputs + (tile.columns - 1)) // tile.columns
         with runs(b, b.maximum(self.tiles, 1)) as run:
             member = run.outer // self.blocks
@@ -221,7 +229,7 @@ class DeconvolutionCode:
                 return b.load(self.places, index + i)
 
             with b.branch(part.length > 0):
-                place = Place(row, first_column + column, part.length, self.outputs - column)
+                place = Place(row, first_column + column, part.length, self.outputs - column, scattered=True)
                 output.compute(place, b.scratch(tile.scalar), partial(self._accumulate, entry=index * self.taps, panel=panel))
 
     def _accumulate(self, accumulators: Accumulators, entry: Value, panel: Buffer) -> None:
@@ -230,6 +238,30 @@ class DeconvolutionCode:
         with b.loop("tap", 0, self.taps, unroll=1) as tap:
             rows = [self.table.row(entry + tap * tile.rows + i) for i in range(accumulators.rows)]
             multiply(accumulators, rows, panel.at(tap * (self.inputs * tile.columns)), self.inputs, unroll=unroll, aligned=self.aligned)
+
+
+def folded(problem: Problem) -> Problem:
+    """The layer with the taps along the width as columns, where few output channels would leave vectors nearly empty.
+
+    Where the width's kernel is its stride, an input pixel makes kernel x outputs neighbouring elements of a row of a dense output.
+    """
+    weights, outputs = problem.constant(1), problem.output().columns
+    if not is_static(problem.input(1)):
+        return problem
+    *kernel, inputs, count = (int(d) for d in problem.input(1).shape)  # type: ignore[arg-type]
+    rank, attributes = len(kernel), dict(problem.layer.attributes)
+    taps, stride, dilation = kernel[-1], attributes["strides"][-1], attributes["dilations"][-1]
+    image, out, pads = problem.input(0).shape, problem.output().shape, attributes["pads"]
+    if (weights is None or attributes["groups"] != 1 or not isinstance(outputs, int) or taps == 1
+            or outputs * taps > FOLDED or taps != stride or dilation != 1 or pads[rank - 1] != 0 or pads[-1] != 0
+            or out[-2] != image[-2] * taps or any(problem.tensors[e].elements != 1 for e in problem.layer.extra)):
+        return problem
+    matrix = np.moveaxis(weights, rank - 1, -2).reshape(*weights.shape[:rank - 1], 1, inputs, taps * count)
+    name, result = problem.layer.inputs[1], problem.layer.outputs[0]
+    layer = replace(problem.layer, attributes={**attributes, "strides": (*attributes["strides"][:-1], 1)})
+    tensors = {**problem.tensors, name: Tensor(problem.input(1).dtype, tuple(matrix.shape)),
+               result: Tensor(problem.output().dtype, (*out[:-2], image[-2], taps * outputs))}
+    return Problem(layer, tensors, {**problem.constants, name: matrix})
 
 
 def deconvolution_channels(problem: Problem) -> tuple[int, int, int]:
@@ -259,6 +291,7 @@ class DeconvolutionTemplate:
                       "mc": (96, 48, 24, 192), "unroll": (4, 2, 8)})
 
     def default(self, problem: Problem, device: Device) -> dict[str, Any]:
+        problem = folded(problem)
         scalar = working(problem.input(0).dtype)
         _, inputs, outputs = deconvolution_channels(problem)
         text = choose_tile(outputs, device.target, scalar)
@@ -270,15 +303,18 @@ class DeconvolutionTemplate:
                 "unroll": depth_unroll(device.target)}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[Array, ...]:
+        problem = folded(problem)
         return (*self._weights(problem, config, device).constants(), phases(window(problem, self._kernel(problem))).table)
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
+        dense = self.contiguous(problem, problem.layer.outputs[0])
+        problem = folded(problem)
         shape = window(problem, self._kernel(problem))
         table, weights = phases(shape), self._weights(problem, config, device)
         tile, (groups, inputs, outputs) = weights.tile, deconvolution_channels(problem)
         builder = Builder("deconvolution")
         slots = Slots(builder, problem)
-        code = DeconvolutionCode(slots, tile, config, shape, weights, table)
+        code = DeconvolutionCode(slots, tile, config, shape, weights, table, dense)
         epilogue = Epilogue(builder, problem)
         code.write(epilogue)
         inside = product((shape.batch, *(axis.size for axis in shape.axes)))
@@ -290,7 +326,7 @@ class DeconvolutionTemplate:
         return Implementation((*weights.calls(), call), weights.workspaces())
 
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return False
+        return value == problem.layer.outputs[0] and (folded(problem) is not problem or is_narrow(problem))
 
     def in_place(self, problem: Problem, value: str) -> bool:
         return False

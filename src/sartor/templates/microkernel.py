@@ -13,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sartor.graph.layer import Problem
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.loops.target import Target
 from sartor.templates.expression_code import Epilogue, widen
 
 CHEAP = 8
 """Expressions of at most this many instructions are computed on the accumulators; longer ones on a copy of the tile."""
+
+NARROW = 4
+"""Outputs of so few columns are stored as a line; no vector is shorter."""
 
 ONE_INSTRUCTION = ("constant", "select", "add", "sub", "mul", "div", "min", "max", "neg", "abs", "relu", "reciprocal", "sqrt", "floor",
                    "ceil", "round", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not", "cast")
@@ -232,12 +236,16 @@ def store_pixels(builder: Builder, epilogue: Epilogue, output: Buffer, pitch: Va
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tile lies in the output: the row that is its i-th, its first column, its height, and the columns from that one on."""
+    """Where a tile lies in the output: the row that is its i-th, its first column, its height, and the columns from that one on.
+
+    Rows of a scattered tile need not follow one another.
+    """
 
     row: Callable[[Number], Value]
     column: Value
     height: Value
     columns_left: Value
+    scattered: bool = False
 
 
 def rows_from(first: Value) -> Callable[[Number], Value]:
@@ -245,20 +253,31 @@ def rows_from(first: Value) -> Callable[[Number], Value]:
     return lambda i: first + i
 
 
+def is_narrow(problem: Problem) -> bool:
+    """Whether several rows of the output make one vector: few columns, and operands of the expression that are single numbers.
+
+    Such an output must be dense.
+    """
+    columns = problem.output().columns
+    return isinstance(columns, int) and columns <= NARROW and all(problem.tensors[e].elements == 1 for e in problem.layer.extra)
+
+
 class Output:
     """Computes tiles and stores them through the layer's expression.
 
     Tiles that are nearly full, of cheap expressions, go from the registers to the output; all others by way of a copy in
-    scratch, from which one piece of code stores any part of a tile.
+    scratch, from which one piece of code stores any part of a tile.  Rows of a narrow output are stored as one line.
     """
 
-    def __init__(self, builder: Builder, tile: Tile, epilogue: Epilogue, output: Buffer, pitch: Value) -> None:
+    def __init__(self, builder: Builder, tile: Tile, epilogue: Epilogue, output: Buffer, pitch: Value, narrow: bool = False) -> None:
         self.builder = builder
         self.tile = tile
         self.epilogue = epilogue
         self.output = output
         self.pitch = pitch
         self.cheap = is_cheap(epilogue)
+        columns = epilogue.output.columns
+        self.narrow = columns if narrow and isinstance(columns, int) and tile.vectors == 1 and columns <= tile.lanes else 0
 
     def compute(self, place: Place, copy: Buffer, accumulate: Callable[[Accumulators], None], resume: Value | None = None,
                 last: Value | None = None) -> None:
@@ -282,6 +301,9 @@ class Output:
                 with b.branch(resume):
                     accumulators.load(copy)
             accumulate(accumulators)
+            if self.narrow:
+                self._save_line(accumulators, copy, last)
+                return
             if not self._is_direct(height):
                 accumulators.save(copy)
                 return
@@ -291,6 +313,10 @@ class Output:
                 accumulators.save(copy)
 
         by_height(b, tile, place.height, body)
+        if self.narrow:
+            with b.branch(b.constant(True, Type("bool")) if last is None else last):
+                self._store_line(copy, place)
+            return
         waits = (place.height < tile.rows - 1) | ~whole if self.cheap else None
         if last is not None:
             waits = last if waits is None else waits & last
@@ -312,6 +338,39 @@ class Output:
         for i, values in enumerate(accumulators.values):
             for j, value in enumerate(values):
                 self.store(value.get(), place.row(i), place.column + j * self.tile.lanes)
+
+    def _save_line(self, accumulators: Accumulators, copy: Buffer, last: Value | None) -> None:
+        """Copies the rows of a narrow tile one behind the other: each overwrites what is too much of the one before."""
+        if last is None:
+            accumulators.save(copy, self.narrow)
+            return
+        with self.builder.branch(last):
+            accumulators.save(copy, self.narrow)
+        with self.builder.otherwise():
+            accumulators.save(copy)
+
+    def _store_line(self, line: Buffer, place: Place) -> None:
+        """Stores a narrow tile whose rows lie one behind the other."""
+        b, lanes = self.builder, self.tile.lanes
+        first = place.row(0)
+        if not place.scattered:
+            self._store_run(line, first, place.height * self.narrow)
+            return
+        with b.branch((place.row(place.height - 1) - first).eq(place.height - 1)):
+            self._store_run(line, first, place.height * self.narrow)
+        with b.otherwise(), b.loop("row", 0, place.height, unroll=1) as i:
+            mask = b.first_lanes(self.narrow, lanes)
+            self.store(b.load(line, i * self.narrow, lanes), place.row(i), 0, mask)
+
+    def _store_run(self, line: Buffer, first: Value, length: Value) -> None:
+        b, lanes = self.builder, self.tile.lanes
+        origin = self.output.at(first * self.narrow)
+        whole = length // lanes * lanes
+        with b.loop("at", 0, whole, lanes, unroll=1) as at:
+            b.store(origin, at, self.epilogue.apply(b.load(line, at, lanes), first, 0, lanes))
+        with b.branch(whole < length):
+            mask = b.first_lanes(length - whole, lanes)
+            b.store(origin, whole, self.epilogue.apply(b.load(line, whole, lanes), first, 0, lanes, mask), mask)
 
     def _store_copy(self, copy: Buffer, place: Place) -> None:
         """Stores the rows and columns that exist of a tile in `copy`."""

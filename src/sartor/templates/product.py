@@ -25,6 +25,7 @@ from sartor.templates.microkernel import (
     Tile,
     choose_tile,
     depth_unroll,
+    is_narrow,
     multiply,
     parse_tile,
     rows_from,
@@ -152,7 +153,7 @@ class ProductCode:
         """Emits the whole body."""
         b, tile = self.builder, self.tile
         self.panels = panels
-        self.output = Output(b, tile, epilogue, self.c, self.c_pitch)
+        self.output = Output(b, tile, epilogue, self.c, self.c_pitch, is_narrow(self.slots.problem))
         a_rows = self.k if self.product.transpose_a else self.m
         blocks = b.maximum(self.block_count, 1)
         with runs(b, self.tiles) as run:

@@ -149,6 +149,21 @@ def test_readers_take_what_was_expanded() -> None:
     assert [layer.inputs for layer in after.layers] == [(x, small)]
 
 
+def test_shapes_that_binding_holds_equal_are_one_shape() -> None:
+    b = Build()
+    h = symbol("h")
+    half = (h + 1) // 2
+    x, skip = b.input(half, 4), b.input(h, 4)
+    wide = b.layer("resize", [x], (half * 2, 4), mode="nearest", scales=(2.0, 1.0), coordinate="asymmetric", nearest="floor")
+    y = b.op("add", skip, wide, shape=(h, 4))
+    graph = b.finish(y)
+    assert kinds(fused(graph, h=6)) == ["elementwise", "resize"]
+    graph.conditions.append((half * 2, h))
+    after = fused(graph, h=6)
+    assert kinds(after) == ["resize"]
+    assert after.layers[0].extra == (skip,)
+
+
 def test_operands_have_a_limit() -> None:
     b = Build()
     y = b.input(4, 5)

@@ -80,6 +80,19 @@ class Editor:
     def shape(self, value: str) -> tuple[Dim, ...]:
         return self.tensors[value].shape
 
+    def same_shape(self, a: str, b: str) -> bool:
+        """Whether two values have one shape: by its form, or because binding refuses sizes for which it is not (`conditions`)."""
+        left, right = self.shape(a), self.shape(b)
+        return len(left) == len(right) and all(x == y or self._equal(x, y) for x, y in zip(left, right, strict=True))
+
+    def _equal(self, a: Dim, b: Dim) -> bool:
+        known, grown = {a}, True
+        while grown and b not in known:
+            more = {y for pair in self.graph.conditions for x, y in (pair, pair[::-1]) if x in known}
+            grown = not more <= known
+            known |= more
+        return b in known
+
     def constant(self, value: str) -> Array | None:
         return self.constants.get(value)
 

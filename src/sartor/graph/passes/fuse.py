@@ -46,7 +46,7 @@ def _into_maker(editor: Editor, layer: Layer) -> bool:
     for value in layer.inputs:
         maker = editor.producer(value)
         if (maker is not None and maker.kind != "elementwise" and carries_expression(maker)
-                and editor.sole_reader(value) is layer and editor.shape(value) == editor.shape(output)):
+                and editor.sole_reader(value) is layer and editor.same_shape(value, output)):
             makers.append((editor.position(maker), maker))
     for _, maker in sorted(makers, key=lambda pair: pair[0], reverse=True):
         value = maker.outputs[0]
@@ -76,7 +76,7 @@ def _into_readers(editor: Editor, layer: Layer) -> bool:
         values = operands(reader) if reader.expression is not None else ()
         if output not in values or (reader.kind != "elementwise" and output in reader.inputs):
             continue
-        same_size = editor.shape(reader.outputs[0]) == editor.shape(output)
+        same_size = editor.same_shape(reader.outputs[0], output)
         if not same_size and cost(layer.expression) > CHEAP_BROADCAST:
             continue
         first = () if reader.kind == "elementwise" else (RAW,)
@@ -95,7 +95,6 @@ def _into_readers(editor: Editor, layer: Layer) -> bool:
 
 def _cheap_again(editor: Editor, layer: Layer) -> bool:
     """Whether several readers had better compute the layer than read it: it is cheap and reads no more than it makes."""
-    shape = editor.shape(layer.outputs[0])
-    whole = [v for v in layer.inputs if editor.shape(v) == shape]
+    whole = [v for v in layer.inputs if editor.same_shape(v, layer.outputs[0])]
     assert layer.expression is not None
     return cost(layer.expression) <= CHEAP and len(whole) <= 1 and len(editor.readers(layer.outputs[0])) <= 4

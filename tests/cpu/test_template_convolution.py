@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cpu.harness import chain, check, device, problem
+from tests.cpu.harness import chain, check, check_in_place, device, problem
 
 from sartor.graph.layer import Problem
 from sartor.loops.llvm import compile_ir, render
@@ -92,6 +92,10 @@ def test_types(case: str, dtype: str) -> None:
 def test_knobs(case: str, config: dict[str, Any]) -> None:
     p = convolution(**CASES[case])
     check(CONVOLUTION, p, config={**CONVOLUTION.default(p, device()), **config}, absolute=1e-4)
+
+
+def test_the_output_may_lie_on_the_residual() -> None:
+    check_in_place(CONVOLUTION, convolution(**CASES["plain"]), "other")
 
 
 def test_symbolic_sizes() -> None:

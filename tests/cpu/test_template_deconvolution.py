@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cpu.harness import chain, check, device, problem
+from tests.cpu.harness import chain, check, check_in_place, device, problem
 
 from sartor.graph.layer import Problem
 from sartor.loops.llvm import compile_ir, render
@@ -86,6 +86,10 @@ def test_few_outputs(outputs: int, kernel: tuple[int, ...], strides: tuple[int, 
 
 def test_without_wide_vectors() -> None:
     check(DECONVOLUTION, deconvolution(**CASES["doubling"]), on=device("sse4"), absolute=1e-4)
+
+
+def test_the_output_may_lie_on_the_residual() -> None:
+    check_in_place(DECONVOLUTION, deconvolution(**CASES["doubling"]), "other")
 
 
 def test_symbolic_sizes() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cpu.harness import Array, chain, check, device, problem, random_inputs, run
+from tests.cpu.harness import Array, chain, check, check_in_place, device, problem, random_inputs, run
 
 from sartor.graph.layer import Problem
 from sartor.loops.language import Kernel
@@ -106,6 +106,12 @@ def test_pointwise_convolution(spatial: tuple[int, ...]) -> None:
     p = problem("convolution", {"x": ("f32", (2, *spatial, 10)), "w": ("f32", (*[1] * rank, 10, 26))}, ("f32", (2, *spatial, 26)),
                 constants={"w": weights(*[1] * rank, 10, 26)}, strides=(1,) * rank, dilations=(1,) * rank, pads=(0,) * 2 * rank, groups=1)
     check(GEMM, p, pitch={"x": 13, "y": 30}, absolute=1e-4)
+
+
+def test_the_output_may_lie_on_the_residual() -> None:
+    p = matmul((29, 20), (20, 43), (29, 43), biased=True)
+    check_in_place(GEMM, p, "residual", pitch={"residual": 50, "y": 50})
+    assert not GEMM.in_place(p, "a")
 
 
 def test_the_same_bits_however_it_is_cut() -> None:

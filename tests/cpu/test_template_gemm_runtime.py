@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cpu.harness import chain, check, device, problem
+from tests.cpu.harness import chain, check, check_in_place, device, problem
 
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder
@@ -55,6 +55,10 @@ def test_batches(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...], t
 @pytest.mark.parametrize("tb", [False, True])
 def test_types(dtype: str, tb: bool) -> None:
     check(MATMUL, matmul((11, 19), (21, 19) if tb else (19, 21), (11, 21), tb=tb, dtype=dtype), absolute=0.05 if dtype == "f16" else 1e-4)
+
+
+def test_the_output_may_lie_on_the_residual() -> None:
+    check_in_place(MATMUL, matmul((2, 9, 30), (2, 30, 20), (2, 9, 20)), "other")
 
 
 def test_symbolic_sizes() -> None:

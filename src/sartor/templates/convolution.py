@@ -30,6 +30,7 @@ from sartor.templates.microkernel import (
     choose_tile,
     depth_unroll,
     is_narrow,
+    may_overwrite,
     multiply,
     parse_tile,
     rows_from,
@@ -305,7 +306,7 @@ class ConvolutionTemplate:
         return value == problem.layer.inputs[0] and has_few_channels(problem)
 
     def in_place(self, problem: Problem, value: str) -> bool:
-        return False
+        return may_overwrite(problem, value)
 
 
 CONVOLUTION = ConvolutionTemplate()

@@ -36,6 +36,7 @@ from sartor.templates.microkernel import (
     choose_tile,
     depth_unroll,
     is_narrow,
+    may_overwrite,
     multiply,
     parse_tile,
     tile_choices,
@@ -329,7 +330,7 @@ class DeconvolutionTemplate:
         return value == problem.layer.outputs[0] and (folded(problem) is not problem or is_narrow(problem))
 
     def in_place(self, problem: Problem, value: str) -> bool:
-        return False
+        return may_overwrite(problem, value)
 
     def _kernel(self, problem: Problem) -> tuple[int, ...]:
         return tuple(int(k) for k in problem.input(1).shape[:-2])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from sartor.graph.layer import Problem
 from sartor.loops.language import Builder
 from sartor.templates.base import Config, Implementation, Space
 from sartor.templates.expression_code import Epilogue, working
-from sartor.templates.microkernel import is_narrow, parse_tile, tile_choices
+from sartor.templates.microkernel import is_narrow, may_overwrite, parse_tile, tile_choices
 from sartor.templates.panels import pack_panels, working_array
 from sartor.templates.product import PackedPanels, Product, ProductCode, as_product, blocking, copies_bytes, product_call
 from sartor.templates.slots import Slots
@@ -73,7 +73,7 @@ class GemmTemplate:
         return value == problem.layer.outputs[0] and is_narrow(problem)
 
     def in_place(self, problem: Problem, value: str) -> bool:
-        return False
+        return may_overwrite(problem, value)
 
     def _product(self, problem: Problem) -> Product:
         found = as_product(problem)

@@ -17,7 +17,7 @@ from sartor.loops.language import Buffer, Builder, Number, Value
 from sartor.sizes import minimum
 from sartor.templates.base import Config, Implementation, Space
 from sartor.templates.expression_code import Epilogue, widen, working
-from sartor.templates.microkernel import Tile, is_narrow, parse_tile, tile_choices
+from sartor.templates.microkernel import Tile, is_narrow, may_overwrite, parse_tile, tile_choices
 from sartor.templates.product import ProductCode, as_product, blocking, copies_bytes, product_call
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
@@ -154,7 +154,7 @@ class MatMulTemplate:
         return value == problem.layer.outputs[0] and is_narrow(problem)
 
     def in_place(self, problem: Problem, value: str) -> bool:
-        return False
+        return may_overwrite(problem, value)
 
 
 MATMUL = MatMulTemplate()

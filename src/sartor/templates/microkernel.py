@@ -262,6 +262,13 @@ def is_narrow(problem: Problem) -> bool:
     return isinstance(columns, int) and columns <= NARROW and all(problem.tensors[e].elements == 1 for e in problem.layer.extra)
 
 
+def may_overwrite(problem: Problem, value: str) -> bool:
+    """Whether the output may lie on `value`: an operand of the expression alone, of the output's form, each element of which is
+    read just before it is written."""
+    layer = problem.layer
+    return value in layer.extra and value not in layer.inputs and problem.tensors[value] == problem.output()
+
+
 class Output:
     """Computes tiles and stores them through the layer's expression.
 

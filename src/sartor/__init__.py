@@ -21,11 +21,11 @@ from sartor.errors import (
     SartorError,
     UnsupportedError,
 )
-from sartor.runtime.program import Program
-from sartor.runtime.session import Session
 
 if TYPE_CHECKING:
     from sartor.compiler import compile  # noqa: A004  the name users know
+    from sartor.runtime.program import Program
+    from sartor.runtime.session import Session
     from sartor.tuning.tuner import tune
 
 __version__ = "0.1.0"
@@ -47,12 +47,19 @@ __all__ = [
     "tune",
 ]
 
-# What is imported when first used, so that running a program brings in no compiler.
-_LAZY = {"compile": "sartor.compiler", "tune": "sartor.tuning.tuner"}
+# What is imported when first used, so that `import sartor` is quick and running a program brings in no compiler.
+_LAZY = {
+    "compile": "sartor.compiler",
+    "tune": "sartor.tuning.tuner",
+    "Program": "sartor.runtime.program",
+    "Session": "sartor.runtime.session",
+}
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Session:
     """A session of the program file at `path`; see `Program.load` and `Session`."""
+    from sartor.runtime.session import Session
+
     return Session(path, threads=threads)
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from sartor.devices import rates
-from sartor.devices.probe import device_for, host_device, host_isas, measure, prove
+from sartor.devices.probe import device_for, host_device, measure, prove
+from sartor.devices.processor import host_isas
 from sartor.errors import UnsupportedError
 
 

@@ -13,7 +13,7 @@ from tests.cpu.networks import chain, chain_reference, program
 from tests.cpu.test_session import found_graph
 
 import sartor
-from sartor.devices.probe import host_isas
+from sartor.devices.processor import host_isas
 from sartor.errors import OptionError, ProgramError
 from sartor.runtime.program import MAGIC, Program
 from sartor.runtime.session import Session

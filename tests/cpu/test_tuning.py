@@ -14,7 +14,7 @@ from tests.cpu.networks import elementwise, graph, operation
 import sartor
 from sartor.cache import cache_folder
 from sartor.compiler import device_for
-from sartor.devices.probe import host_isas, usable_cores
+from sartor.devices.processor import host_isas, usable_cores
 from sartor.errors import OptionError
 from sartor.graph.layer import Layer
 from sartor.graph.reference import evaluate_graph

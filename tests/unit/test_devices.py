@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sartor.devices import probe
+from sartor.devices import probe, processor
 from sartor.errors import OptionError, UnsupportedError
 
 V2 = "sse4_1 sse4_2 ssse3 popcnt cx16 lahf_lm"
@@ -20,7 +20,7 @@ def write(folder, **contents):
 
 def test_the_host_is_described():
     device = probe.host_device()
-    assert device.target.isa == probe.host_isas()[-1]
+    assert device.target.isa == processor.host_isas()[-1]
     assert 1 <= device.cores <= len(os.sched_getaffinity(0))
     assert 1024 <= device.l1_bytes <= device.l2_bytes <= device.l3_bytes
     assert device.name in device.fingerprint
@@ -39,39 +39,39 @@ def test_the_host_is_described():
     ],
 )
 def test_levels_follow_from_flags(monkeypatch, flags, levels):
-    monkeypatch.setattr(probe, "_cpuinfo", lambda key: flags)
-    monkeypatch.setattr(probe.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(processor, "cpuinfo", lambda key: flags)
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
     monkeypatch.delenv("SARTOR_ISA", raising=False)
-    probe._host_levels.cache_clear()
+    processor._host_levels.cache_clear()
     try:
-        assert probe.host_isas() == levels
+        assert processor.host_isas() == levels
     finally:
-        probe._host_levels.cache_clear()
+        processor._host_levels.cache_clear()
 
 
 def test_a_processor_without_any_level_is_refused_in_a_sentence(monkeypatch):
-    monkeypatch.setattr(probe, "_host_levels", tuple)
+    monkeypatch.setattr(processor, "_host_levels", tuple)
     with pytest.raises(UnsupportedError, match="none of the instruction sets"):
-        probe.host_isas()
+        processor.host_isas()
 
 
 def test_a_lesser_machine_can_be_simulated(monkeypatch):
-    lowest = probe.host_isas()[0]
+    lowest = processor.host_isas()[0]
     monkeypatch.setenv("SARTOR_ISA", lowest)
-    assert probe.host_isas() == (lowest,)
+    assert processor.host_isas() == (lowest,)
     assert probe.host_device().target.isa == lowest
     monkeypatch.setenv("SARTOR_ISA", "sse9")
     with pytest.raises(OptionError, match="sse9"):
-        probe.host_isas()
+        processor.host_isas()
 
 
 def test_devices_for_other_machines(monkeypatch):
     monkeypatch.delenv("SARTOR_ISA", raising=False)
-    lower = probe.device_for(probe.host_isas()[0])
+    lower = probe.device_for(processor.host_isas()[0])
     assert lower.l2_bytes == probe.host_device().l2_bytes
-    foreign = probe.device_for("neon" if "neon" not in probe.host_isas() else "avx2", cores=4)
+    foreign = probe.device_for("neon" if "neon" not in processor.host_isas() else "avx2", cores=4)
     assert foreign.cores == 4
-    assert foreign.target.isa not in probe.host_isas()
+    assert foreign.target.isa not in processor.host_isas()
     with pytest.raises(OptionError):
         probe.device_for("mmx")
 
@@ -110,12 +110,12 @@ def test_quota_of_the_control_group(tmp_path, files, membership, quota):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     (tmp_path / "membership").write_text(membership + "\n")
-    assert probe.cgroup_quota(tmp_path / "membership", tmp_path) == quota
-    assert probe.cgroup_quota(tmp_path / "absent", tmp_path) == float("inf")
+    assert processor.cgroup_quota(str(tmp_path / "membership"), str(tmp_path)) == quota
+    assert processor.cgroup_quota(str(tmp_path / "absent"), str(tmp_path)) == float("inf")
 
 
 @pytest.mark.parametrize(("quota", "cores"), [(math.inf, 8), (0.3, 1), (2.0, 2), (1.5, 2), (64.0, 8)])
 def test_cores_are_bounded_by_the_quota(monkeypatch, quota, cores):
-    monkeypatch.setattr(probe, "cgroup_quota", lambda: quota)
-    monkeypatch.setattr(probe.os, "sched_getaffinity", lambda pid: set(range(8)))
-    assert probe.usable_cores() == cores
+    monkeypatch.setattr(processor, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert processor.usable_cores() == cores

@@ -21,7 +21,8 @@ def command(refresh: bool, quick: bool, as_json: bool) -> int:
       sartor devices
       sartor devices --refresh --json
     """
-    from sartor.devices.probe import host_device, host_isas, measure
+    from sartor.devices.probe import host_device, measure
+    from sartor.devices.processor import host_isas
 
     device = host_device()
     if not quick:

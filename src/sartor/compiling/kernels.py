@@ -20,7 +20,7 @@ import llvmlite
 
 from sartor.cache import cache_folder
 from sartor.compiling.worker import Workers
-from sartor.devices.probe import usable_cores
+from sartor.devices.processor import usable_cores
 from sartor.loops import llvm
 from sartor.loops.executor import executor_ir
 from sartor.loops.language import Kernel

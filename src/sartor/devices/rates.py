@@ -26,7 +26,7 @@ import numpy as np
 
 from sartor.cache import cache_folder
 from sartor.devices.device import Device
-from sartor.devices.probe import host_isas
+from sartor.devices.processor import host_isas
 from sartor.errors import UnsupportedError
 from sartor.loops.executor import executor_ir
 from sartor.loops.language import Builder, Kernel, Type

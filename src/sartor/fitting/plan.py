@@ -10,8 +10,8 @@ native steps that follow each other run by one native call.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, TypeVar
 
 from sartor.fitting.formulas import Formulas
 
@@ -19,8 +19,7 @@ from sartor.fitting.formulas import Formulas
 ARENA, INPUT, OUTPUT, CONSTANT, SIZE, TABLE, ZEROS = range(7)
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A tensor with its place: `offset` bytes into its root, rows `pitch` elements apart.
 
     `root` is ARENA (`index`: a buffer), INPUT or OUTPUT (`index`: which), or CONSTANT (offset into the weights).
@@ -30,13 +29,12 @@ class Value:
     dtype: str
     shape: tuple[int, ...]
     root: int
-    index: int
+    index: int  # type: ignore[assignment]  # the field hides a method of tuples that nobody needs here
     offset: int
     pitch: int
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """Part of an arena: `size` bytes, alive from item `first` to item `last` of its stage, or to the run's end (`kept`)."""
 
     size: int
@@ -46,8 +44,7 @@ class Buffer:
     kept: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of row addresses of a value; see `sartor.templates.base.RowTable`."""
 
     value: int
@@ -58,14 +55,13 @@ class Table:
     after: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One call of a kernel.  Its arguments are `count` slots from `first` on; all fields below those are formulas."""
 
     kernel: int
     layer: int
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # as above
     extent: int
     grain: int
     chunk: int
@@ -75,8 +71,7 @@ class Step:
     working_set: int
 
 
-@dataclass(frozen=True)
-class HostStep:
+class HostStep(NamedTuple):
     """A layer that no kernel computes.  Inputs and outputs are values (-1: absent); `node` is the layer as data.
 
     `defines` lists (symbol, output, dimension): sizes known only once it has run.
@@ -89,16 +84,14 @@ class HostStep:
     defines: tuple[tuple[str, int, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One entry of a stage's list: a native step or a host step, by number."""
 
     host: int
     number: int
 
 
-@dataclass(frozen=True)
-class Slots:
+class Slots(NamedTuple):
     """Arguments of all steps as columns.
 
     `kind` is that of a root, SIZE, TABLE or ZEROS; `index` the buffer, input, output or table; `formula` the size itself, the
@@ -106,7 +99,7 @@ class Slots:
     """
 
     kind: tuple[int, ...]
-    index: tuple[int, ...]
+    index: tuple[int, ...]  # type: ignore[assignment]  # as above
     formula: tuple[int, ...]
 
 
@@ -168,17 +161,16 @@ def _rows(kind: type[_Row], data: Sequence[Sequence[Any]]) -> tuple[_Row, ...]:
 
 
 def _plain(item: Any) -> Any:
-    """Dataclasses as lists of their fields."""
+    """Rows as lists of their fields."""
     if isinstance(item, (Value, Buffer, Table, Step, HostStep, Item, Slots)):
-        return list(astuple(item))
+        return list(item)
     return [_plain(x) for x in item] if isinstance(item, tuple) else item
 
 
 # --- bound plans ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """One task of a bound plan.
 
     Attributes

@@ -54,40 +54,13 @@ from typing import Any
 import numpy as np
 
 from sartor.graph.expression import Expression
-from sartor.sizes import Dim, product, symbols
-from sartor.types import BYTES
+from sartor.graph.tensor import Tensor
+from sartor.sizes import Dim, symbols
+
+__all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "transpose",
          "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "host")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """Element type and shape of a value."""
-
-    dtype: str
-    shape: tuple[Dim, ...]
-
-    @property
-    def elements(self) -> Dim:
-        return product(self.shape)
-
-    @property
-    def bytes(self) -> Dim:
-        return self.elements * BYTES[self.dtype]
-
-    @property
-    def rows(self) -> Dim:
-        """Product of all dims but the last."""
-        return product(self.shape[:-1])
-
-    @property
-    def columns(self) -> Dim:
-        """The last dim; 1 for a scalar."""
-        return self.shape[-1] if self.shape else 1
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True)

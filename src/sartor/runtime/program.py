@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import struct
 import zlib
 from collections.abc import Mapping
@@ -24,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sartor.devices import processor
 from sartor.errors import ProgramError
 from sartor.fitting.plan import Blueprint
-from sartor.graph.layer import Tensor
+from sartor.graph.tensor import Tensor
 from sartor.runtime.image import Code, load_code, map_weights
 from sartor.sizes import from_data, to_data
 
@@ -240,12 +240,9 @@ def check_machine(isa: str, machine: str, what: str) -> None:
     ProgramError
         It does not; the sentence names what the program needs and what there is.
     """
-    from sartor.devices.probe import host_isas
-
-    here = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
-    if machine != here:
-        raise ProgramError(f"{what} is made for {machine} processors; this machine is {here}")
-    found = host_isas()
+    if machine != processor.machine():
+        raise ProgramError(f"{what} is made for {machine} processors; this machine is {processor.machine()}")
+    found = processor.host_isas()
     if isa not in found:
         raise ProgramError(_lack(what, isa, found))
 

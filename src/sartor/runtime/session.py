@@ -7,13 +7,12 @@ first.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -22,11 +21,13 @@ from sartor.fitting.plan import Plan
 from sartor.runtime.binding import Binder, BoundStage
 from sartor.runtime.context import Array, Memory
 from sartor.runtime.executor import ticks_per_second
-from sartor.runtime.host import HostRunner
 from sartor.runtime.program import Program, check_machine
 from sartor.runtime.run import Run
 from sartor.runtime.threads import available_threads
 from sartor.types import to_numpy
+
+if TYPE_CHECKING:
+    from sartor.runtime.host import HostRunner
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -34,7 +35,6 @@ KEPT_PLANS = 64
 """How many sets of sizes a session keeps plans for."""
 
 _READY = 0x101  # NumPy's flags C_CONTIGUOUS and ALIGNED
-_log = logging.getLogger("sartor")
 _told: set[str] = set()
 
 
@@ -85,7 +85,7 @@ class Session:
         self.output_names = tuple(self.program.outputs)
         values = self.program.blueprint.values
         self._dtypes = tuple(to_numpy(values[v].dtype) for v in self.program.blueprint.inputs)
-        self.hosts = [HostRunner(step) for step in self.program.blueprint.hosts]
+        self.hosts = _host_runners(self.program)
         _tell_fallbacks(self.program)
 
     # --- running ---
@@ -304,10 +304,20 @@ class Session:
         return f"<Session of {self.program!r} on {self.threads} thread{'s' if self.threads > 1 else ''}>"
 
 
+def _host_runners(program: Program) -> list[HostRunner]:
+    if not program.blueprint.hosts:
+        return []
+    from sartor.runtime.host import HostRunner  # what steps on the host need is imported for them alone
+
+    return [HostRunner(step) for step in program.blueprint.hosts]
+
+
 def _tell_fallbacks(program: Program) -> None:
     """Logs once a process what of a program is not native code."""
     new = [fallback for fallback in program.fallbacks if fallback not in _told]
     _told.update(new)
     if new:
+        import logging
+
         more = f" and {len(new) - 5} more" if len(new) > 5 else ""
-        _log.warning("not native code in %s: %s%s", program.name or "the program", ", ".join(new[:5]), more)
+        logging.getLogger("sartor").warning("not native code in %s: %s%s", program.name or "the program", ", ".join(new[:5]), more)

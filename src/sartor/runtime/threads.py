@@ -19,7 +19,7 @@ import time
 from functools import cache
 from typing import Any
 
-from sartor.devices.probe import usable_cores
+from sartor.devices.processor import usable_cores
 from sartor.errors import OptionError
 from sartor.runtime.image import Code, map_anonymous
 

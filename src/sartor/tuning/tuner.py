@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from sartor import compiler
 from sartor.cache import cache_folder
 from sartor.devices.device import Device
-from sartor.devices.probe import host_isas, usable_cores
+from sartor.devices.processor import host_isas, usable_cores
 from sartor.errors import OptionError
 from sartor.fitting.storage import Storage
 from sartor.graph.layer import Graph

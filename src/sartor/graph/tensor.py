@@ -1,0 +1,37 @@
+"""The type of a value: all that a session needs to know of a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sartor.sizes import Dim, product
+from sartor.types import BYTES
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Element type and shape of a value."""
+
+    dtype: str
+    shape: tuple[Dim, ...]
+
+    @property
+    def elements(self) -> Dim:
+        return product(self.shape)
+
+    @property
+    def bytes(self) -> Dim:
+        return self.elements * BYTES[self.dtype]
+
+    @property
+    def rows(self) -> Dim:
+        """Product of all dims but the last."""
+        return product(self.shape[:-1])
+
+    @property
+    def columns(self) -> Dim:
+        """The last dim; 1 for a scalar."""
+        return self.shape[-1] if self.shape else 1
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

@@ -211,6 +211,15 @@ def test_a_slice_that_is_reshaped_is_copied_when_rows_are_not_whole():
     assert where(storage, "b") == ("r/a", 0, 8)
 
 
+def test_rows_reshaped_to_another_length_are_no_columns_of_a_concatenation():
+    g = graph(
+        {"x": (2, 4, 4), "a": (2, 4, 4), "b": (2, 16), "c": (2, 32), "y": (2, 32)},
+        [unary("f", "x", "a"), reshape("r", "a", "b"), concat("j", ["b", "b"], "c"), unary("g", "c", "y")],
+    )
+    storage = plan(g)
+    assert where(storage, "a") == ("a", 0, 4)  # two images of 16 elements would lie 32 apart in the result, its rows 4 apart
+
+
 def test_outputs_that_are_views_inputs_or_repeated_are_copied():
     g = graph(
         {"x": (4, 6), "a": (4, 6), "b": (24,), "p": (4, 2)},

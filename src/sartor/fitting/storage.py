@@ -328,7 +328,8 @@ class _Planner:
         if self.stage[top] != self.stage[link.parent]:
             return None  # the size of the result may not be known yet when this input is made
         if self.tensors[top].columns != self.tensors[value].columns:
-            if link.column != 0 and self.tensors[link.parent].rows != 1:
+            # Rows of another length must lie one after another: whole rows of the result, or a part of its only one.
+            if self.tensors[value].columns != self.tensors[link.parent].columns and self.tensors[link.parent].rows != 1:
                 return None
             link = replace(link, flat=True)
         return top if self.try_link(top, link) else None

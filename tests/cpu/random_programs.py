@@ -22,6 +22,8 @@ def check_program(seed: int, isa: str) -> None:
         feeds = feeds_for(graph, seed, **sizes)
         expected, found, again = evaluate_graph(graph, feeds, wide=True), one.run(feeds), two.run(feeds)
         for name, want in expected.items():
-            np.testing.assert_array_equal(found[name], again[name], err_msg=f"seed {seed}: {name} depends on the number of threads")
+            np.testing.assert_array_equal(
+                found[name], again[name], err_msg=f"seed {seed}: {name} depends on the number of threads"
+            )
             scale = float(np.abs(want[np.isfinite(want)]).max(initial=0)) + 1e-30
             np.testing.assert_allclose(found[name], want, rtol=1e-4, atol=1e-4 * scale, err_msg=f"seed {seed}: {name}")

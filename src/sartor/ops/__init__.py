@@ -12,6 +12,7 @@ from sartor.ops import (
     movement,
     normalization,
     pooling,
+    quantization,
     reduction,
     resize,
 )
@@ -27,6 +28,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **movement.OPERATORS,
     **normalization.OPERATORS,
     **pooling.OPERATORS,
+    **quantization.OPERATORS,
     **reduction.OPERATORS,
     **resize.OPERATORS,
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +27,7 @@ from sartor.compiling.steps import StepBuilder, is_copy, layer_problem
 from sartor.devices.device import Device
 from sartor.devices.probe import device_for as _device_for
 from sartor.devices.probe import host_device
-from sartor.errors import OptionError
+from sartor.errors import OptionError, UnsupportedError
 from sartor.fitting.storage import Traits, plan_storage
 from sartor.graph.layer import Graph, Layer, Problem, Tensor
 from sartor.loops.objects import link
@@ -35,9 +35,11 @@ from sartor.runtime.program import LayerInfo, Program
 from sartor.runtime.threads import MAX_THREADS, available_threads
 from sartor.templates import choose
 from sartor.templates.base import Config, Template
+from sartor.types import BYTES
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir
 
 Model: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 Choice: TypeAlias = tuple[Template, Config]
@@ -98,24 +100,71 @@ def compile(
         raise OptionError("isa and device both say what to compile for; give one of them")
     count = thread_count(threads)
     device = device or device_for(isa)
-    graph = prepare(model, shapes, observe=observe)
+    from sartor.importers.onnx import load
+
+    imported = load(model)
+    (observe or _ignore)("import", imported)
+    try:
+        graph = _lowered(imported, shapes, observe)
+    except UnsupportedError as reason:
+        return _compile_whole(imported, shapes or {}, device, reason, count, precision)
     return compile_graph(graph, device, choices, threads=count, precision=precision, progress=progress, observe=observe)
 
 
 def prepare(model: Model, shapes: Mapping[str, Sequence[int | str]] | None = None, *, observe: Observer | None = None) -> Graph:
-    """The optimised graph of a model: what `compile_graph` takes."""
-    from sartor.graph.passes import optimize
+    """The optimised graph of a model: what `compile_graph` takes.
+
+    Raises
+    ------
+    ModelError, UnsupportedError, OptionError
+        As for `compile`; also `UnsupportedError` for a model with values that no layer can have, which `compile` leaves to the host.
+    """
     from sartor.importers.onnx import load
+
+    imported = load(model)
+    (observe or _ignore)("import", imported)
+    return _lowered(imported, shapes, observe)
+
+
+def _lowered(imported: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None, observe: Observer | None) -> Graph:
+    from sartor.graph.passes import optimize
     from sartor.ops.lowering import lower
 
     note = observe or _ignore
-    imported = load(model)
-    note("import", imported)
     graph = lower(imported, shapes)
+    for name, tensor in graph.tensors.items():
+        if tensor.dtype not in BYTES:
+            raise UnsupportedError(f"the value {name!r} has elements of type {tensor.dtype}, which no layer can hold")
     note("lower", graph)
     graph = optimize(graph)
     note("optimize", graph)
     return graph
+
+
+def _compile_whole(
+    imported: onnx_ir.Model,
+    shapes: Mapping[str, Sequence[int | str]],
+    device: Device,
+    reason: UnsupportedError,
+    threads: int,
+    precision: str,
+) -> Program:
+    """A program that runs the whole model on the host, because of `reason`."""
+    import logging
+
+    from sartor.ops.whole import whole_model
+
+    model = whole_model(imported, shapes, reason)
+    logging.getLogger("sartor").warning("%s runs as a whole on the host: %s", model.name or "the model", reason)
+    program = compile_graph(Graph((), (), {}, {}, [], model.name), device, threads=threads, precision=precision)
+    return replace(
+        program,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        layers=tuple(LayerInfo(n, "host", i, o, source=(n,), operator=operator) for n, operator, i, o in model.nodes),
+        weights=np.frombuffer(model.proto, np.uint8),
+        whole=True,
+    )
 
 
 def device_for(isa: str | None = None) -> Device:

@@ -80,6 +80,8 @@ def _text(shape: tuple[int, ...]) -> str:
 
 def random_array(tensor: Tensor, sizes: Mapping[str, int], seed: int) -> np.ndarray[Any, Any]:
     """A seeded random array: normal floats, small whole numbers from 0 (safe as indices), fair booleans."""
+    if tensor.opaque:
+        raise OptionError(f"a random value cannot be made for an input that is {tensor}; run the model from Python")
     shape = tuple(evaluate(dim, sizes) for dim in tensor.shape)
     generator = np.random.default_rng(seed)
     if tensor.dtype == "string":

@@ -275,15 +275,23 @@ class InferenceSession:
         for name in names:
             if name not in self.output_names:
                 raise FeedError(f"the model has no output {name}; it has {', '.join(self.output_names)}")
-        feeds = {name: self._array(name, value) for name, value in input_feed.items() if value is not None}
+        feeds = {name: self._array(name, value) for name, value in input_feed.items() if value is not None or self._optional(name)}
         results = self._session.run(feeds, out=dict(out)) if out else self._session.run(feeds)
         return [results[name] for name in names]
 
-    def _array(self, name: str, value: Any) -> np.ndarray[Any, Any]:
-        """An input as an array; lists take the type that is expected, arrays keep theirs."""
+    def _optional(self, name: str) -> bool:
+        """Whether an input takes None."""
+        tensor = self.program.inputs.get(name)
+        return tensor is not None and tensor.dtype.startswith("optional(")
+
+    def _array(self, name: str, value: Any) -> Any:
+        """An input as an array; lists take the type that is expected, arrays keep theirs, and so do values that are no tensors."""
         if isinstance(value, OrtValue):
             return value.numpy()
-        if isinstance(value, list | tuple | int | float | bool) and (tensor := self.program.inputs.get(name)) is not None:
+        tensor = self.program.inputs.get(name)
+        if tensor is not None and tensor.opaque:
+            return value
+        if isinstance(value, list | tuple | int | float | bool) and tensor is not None:
             return np.array(value, to_numpy(tensor.dtype))
         return np.asarray(value)
 

@@ -93,6 +93,8 @@ def read_signature(model: bytes | None, program: Any) -> Signature:
 
 
 def _from_tensor(name: str, tensor: Tensor) -> NodeArg:
+    if tensor.opaque:
+        return NodeArg(name, tensor.dtype, [])
     return NodeArg(name, f"tensor({_TYPES[tensor.dtype]})", [str(d) if isinstance(d, Size) else d for d in tensor.shape])
 
 

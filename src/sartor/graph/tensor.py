@@ -10,10 +10,16 @@ from sartor.types import BYTES
 
 @dataclass(frozen=True)
 class Tensor:
-    """Element type and shape of a value."""
+    """Element type and shape of a value; in place of an element type, the type in ONNX's words of a value that is no tensor of
+    known rank (`seq(tensor(float))`)."""
 
     dtype: str
     shape: tuple[Dim, ...]
+
+    @property
+    def opaque(self) -> bool:
+        """Whether it is no tensor of known rank, so that only Python can hold it."""
+        return self.dtype.endswith(")")
 
     @property
     def elements(self) -> Dim:
@@ -34,4 +40,4 @@ class Tensor:
         return self.shape[-1] if self.shape else 1
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return self.dtype if self.opaque else f"{self.dtype}[{', '.join(map(str, self.shape))}]"

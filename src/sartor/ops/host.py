@@ -27,6 +27,11 @@ _TYPES = {
 _NAMES = {int(number): name for name, number in _TYPES.items()}
 
 
+def element_name(number: int) -> str | None:
+    """Sartor's name of an ONNX element type; None for one it has no name for."""
+    return _NAMES.get(number)
+
+
 def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     """Emits a `host` layer for any node whose output types onnx can infer."""
     if not onnx.defs.has(call.op_type, call.version, call.domain):

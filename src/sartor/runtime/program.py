@@ -96,6 +96,8 @@ class Program:
         What became of each layer, in order of computation.
     versions
         Of what made it.
+    whole
+        Whether the model runs as a whole by onnx's reference implementation; `weights` then holds the model.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Program:
     image: bytes | None = field(default=None, repr=False)
     path: str = ""
     code_place: tuple[int, int] = field(default=(0, 0), repr=False)
+    whole: bool = False
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -190,6 +193,7 @@ class Program:
             "symbols": dict(self.symbols),
             "code": [len(code), zlib.crc32(code)],
             "weights": [len(self.weights), zlib.crc32(self.weights.data)],
+            "whole": self.whole,
         }
 
     @staticmethod
@@ -296,6 +300,7 @@ def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: st
         None,
         path,
         code_place,
+        header.get("whole", False),
     )
 
 

@@ -28,6 +28,7 @@ from sartor.types import to_numpy
 
 if TYPE_CHECKING:
     from sartor.runtime.host import HostRunner
+    from sartor.runtime.whole import WholeRunner
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -86,6 +87,7 @@ class Session:
         values = self.program.blueprint.values
         self._dtypes = tuple(to_numpy(values[v].dtype) for v in self.program.blueprint.inputs)
         self.hosts = _host_runners(self.program)
+        self._whole = _whole_runner(self.program)
         _tell_fallbacks(self.program)
 
     # --- running ---
@@ -151,6 +153,10 @@ class Session:
             self._pool.append(memory)
 
     def _run_checked(self, feeds: Mapping[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array]:
+        if self._whole is not None:
+            if self._closed:
+                raise SartorError("the session is closed")
+            return self._whole.run(feeds, out)
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
         given = self._check_out(out, inputs) if out else {}
@@ -244,6 +250,7 @@ class Session:
 
         Where sizes become known only in a run, they count as 0 here.
         """
+        self._need_kernels()
         for name in self._input_names:
             if name not in shapes:
                 raise FeedError(f"the shape of the input {name} is missing; expected {self.program.inputs[name]}")
@@ -259,11 +266,16 @@ class Session:
 
     def profile(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Seconds of each layer in one run, in order of computation."""
+        self._need_kernels()
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
         run = Run(self, ready, inputs, {}, profiled=True)
         run.all()
         return run.seconds
+
+    def _need_kernels(self) -> None:
+        if self._whole is not None:
+            raise SartorError("the model runs as a whole on the host, by onnx's reference implementation; it has no plan or profile")
 
     @cached_property
     def tick_rate(self) -> float:
@@ -310,6 +322,14 @@ def _host_runners(program: Program) -> list[HostRunner]:
     from sartor.runtime.host import HostRunner  # what steps on the host need is imported for them alone
 
     return [HostRunner(step) for step in program.blueprint.hosts]
+
+
+def _whole_runner(program: Program) -> WholeRunner | None:
+    if not program.whole:
+        return None
+    from sartor.runtime.whole import WholeRunner
+
+    return WholeRunner(program)
 
 
 def _tell_fallbacks(program: Program) -> None:

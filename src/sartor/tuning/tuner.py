@@ -26,7 +26,7 @@ from sartor import compiler
 from sartor.cache import cache_folder
 from sartor.devices.device import Device
 from sartor.devices.processor import host_isas, usable_cores
-from sartor.errors import OptionError
+from sartor.errors import OptionError, UnsupportedError
 from sartor.fitting.storage import Storage
 from sartor.graph.layer import Graph
 from sartor.runtime.program import Program
@@ -121,7 +121,10 @@ def tune(
         raise OptionError("shapes is a mapping; expected a list of them, one for each set of sizes to tune for")
     if device.target.isa not in host_isas():
         raise OptionError(f"this machine cannot measure {device.target.isa} code; it has {', '.join(host_isas())}")
-    graph = compiler.prepare(model)
+    try:
+        graph = compiler.prepare(model)
+    except UnsupportedError:  # nothing to tune in a model that runs on the host, if it runs at all
+        return compiler.compile(model, threads=threads, precision=precision, device=device)
     return tune_graph(
         graph, device, budget, shapes=shapes or ({},), threads=count, precision=precision, progress=progress, start=start
     )

@@ -1,0 +1,103 @@
+"""Runs a program that holds a whole model for onnx's reference implementation instead of kernels.
+
+Its values may be anything ONNX knows: arrays, lists of them for sequences, None for an absent optional, dictionaries for maps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sartor.errors import FeedError, ProgramError, SartorError, UnsupportedError
+from sartor.graph.tensor import Tensor
+from sartor.runtime.program import Program
+from sartor.types import from_numpy
+
+
+class WholeRunner:
+    """A model as one step, ready to run.  Any number of threads may call it; they take turns."""
+
+    def __init__(self, program: Program) -> None:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        self.program = program
+        self._lock = threading.Lock()
+        try:
+            self._evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(program.weights.tobytes()))
+        except Exception as problem:
+            raise ProgramError(f"{program.path or 'the program'} holds a model that cannot be run here: {problem}") from problem
+
+    def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None) -> dict[str, Any]:
+        """All outputs by name; those named in `out` are written there.
+
+        Raises
+        ------
+        FeedError
+            Names, types or sizes are wrong.
+        SartorError
+            The model fails on these inputs.
+        """
+        if not isinstance(feeds, Mapping):
+            raise FeedError(f"inputs must come as a mapping of names to values, not as {type(feeds).__name__}")
+        for side, given, known in (("input", feeds, self.program.inputs), ("output", out or {}, self.program.outputs)):
+            for name in given:
+                if name not in known:
+                    raise FeedError(f"the network has no {side} {name}; it has {', '.join(known)}")
+        values = {name: _checked(name, feeds, tensor) for name, tensor in self.program.inputs.items()}
+        try:
+            with self._lock, np.errstate(all="ignore"):
+                made = self._evaluator.run(None, values)
+        except Exception as problem:
+            text = (str(problem).strip().splitlines() or ["no reason given"])[0]
+            raise SartorError(f"the model, which runs on the host, failed: {type(problem).__name__}: {text}") from problem
+        results = {
+            name: np.asarray(value) if isinstance(value, np.generic) else value
+            for name, value in zip(self.program.outputs, made, strict=True)
+        }
+        for name, array in (out or {}).items():
+            results[name] = _written(name, array, results[name])
+        return results
+
+
+def _checked(name: str, feeds: Mapping[str, Any], tensor: Tensor) -> Any:
+    """The value given for an input, held against what the model says of it."""
+    if name not in feeds:
+        raise FeedError(f"the input {name} is missing; expected {tensor}")
+    value = feeds[name]
+    if tensor.opaque:
+        kinds = {"seq": list, "tensor": np.ndarray | np.generic, "map": dict}
+        kind = kinds.get(tensor.dtype.partition("(")[0])
+        if kind is not None and not isinstance(value, kind):
+            raise FeedError(f"the input {name} is a {type(value).__name__}; expected {tensor}")
+        return list(value) if isinstance(value, list) else value
+    if not isinstance(value, np.ndarray | np.generic):
+        raise FeedError(f"the input {name} is a {type(value).__name__}; expected an array {tensor}")
+    try:
+        found = from_numpy(value.dtype)
+    except UnsupportedError:
+        found = str(value.dtype)
+    if found != tensor.dtype:
+        raise FeedError(f"the input {name} has elements of type {value.dtype}; expected {tensor.dtype}")
+    sizes = tensor.shape
+    if len(sizes) != value.ndim or any(isinstance(d, int) and d != s for d, s in zip(sizes, value.shape, strict=True)):
+        raise FeedError(f"the input {name} has the shape {list(value.shape)}; expected {tensor}")
+    return np.asarray(value)
+
+
+def _written(name: str, array: Any, value: Any) -> Any:
+    """`array` with the contents of an output."""
+    if not isinstance(value, np.ndarray):
+        raise FeedError(f"the output {name} is a {type(value).__name__}, which cannot be written to an array")
+    if not isinstance(array, np.ndarray) or array.dtype != value.dtype or not array.flags.carray:
+        what = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise FeedError(f"the array for the output {name} is {what}; expected a contiguous, writable array of {value.dtype}")
+    if array.shape != value.shape:
+        raise FeedError(
+            f"the array for the output {name} has the shape {list(array.shape)}; expected {list(value.shape)}"
+        )
+    array[...] = value
+    return array

@@ -32,6 +32,11 @@ resize          X                            mode (nearest linear cubic), scales
                                              coordinate (half_pixel, pytorch_half_pixel, align_corners, asymmetric, half_pixel_symmetric,
                                              tf_crop_and_resize), nearest (round_prefer_floor round_prefer_ceil floor ceil), cubic_a,
                                              exclude_outside, antialias, extrapolation, roi (or None)
+scatter         X [D, C], indices [M] (i64), op (none add mul min max): X with row indices[m] replaced by, or combined with,
+                updates [M, C]               updates[m], for m in order; an index outside 0...D is passed over
+cumulative      X                            op (sum prod), axis, exclusive, reverse: running totals along the axis
+topk            X                            axis, largest: places (i64) of the best elements along the axis, best first (among
+                                             equals the lower index first), as many as the output has there
 sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
 iota            -                            (none); the i64 vector 0, 1, 2, ... of the output's length
 host            any                          node (serialized NodeProto), domains ({domain: opset version}), captures (names by which the
@@ -60,7 +65,7 @@ from sartor.sizes import Dim, symbols
 __all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "transpose",
-         "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "host")
+         "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "host")
 
 
 @dataclass(frozen=True)

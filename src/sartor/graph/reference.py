@@ -129,6 +129,36 @@ def _gather(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Ma
     return np.asarray(np.take(x, np.asarray(indices), axis=axis))  # NumPy counts negative indices from the end and refuses those outside
 
 
+def _scatter(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    x, indices, updates = inputs
+    out, inside = x.copy(), (indices >= 0) & (indices < x.shape[0])
+    functions = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+    for place, update in zip(indices[inside], updates[inside], strict=True):
+        op = layer.attributes["op"]
+        out[place] = update if op == "none" else functions[op](out[place], update)
+    return out
+
+
+def _cumulative(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x,), axis, a = inputs, layer.attributes["axis"], layer.attributes
+    x = np.moveaxis(np.flip(x, axis) if a["reverse"] else x, axis, 0)
+    function = np.add if a["op"] == "sum" else np.multiply
+    total = function.accumulate(x, axis=0, dtype=x.dtype)
+    if a["exclusive"] and len(total):
+        total = np.concatenate([np.full_like(total[:1], a["op"] == "prod"), total[:-1]])
+    total = np.moveaxis(total, 0, axis)
+    return np.flip(total, axis) if a["reverse"] else total
+
+
+def _topk(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (x,), axis = inputs, layer.attributes["axis"]
+    if layer.attributes["largest"]:  # the last of the equals comes last in the order that is then turned round
+        order = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = np.argsort(x, axis=axis, kind="stable")
+    return np.take(order, np.arange(shape[axis]), axis=axis).astype(np.int64)
+
+
 def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
     return np.array([evaluate(d, sizes) for d in layer.attributes["dims"]], np.int64).reshape(shape)
 
@@ -136,7 +166,7 @@ def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Map
 _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]], Array]] = {
     "matmul": _matmul, "convolution": convolution, "deconvolution": deconvolution, "pool": pool, "reduce": _reduce,
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
-    "pad": pad, "resize": resize,
+    "pad": pad, "resize": resize, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
     "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),
     "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),
     "reshape": lambda layer, inputs, shape, sizes: np.reshape(inputs[0], shape),

@@ -14,16 +14,19 @@ from sartor.sizes import Dim, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
-PLAIN = (*MOVEMENT, "sizes", "iota", "host")  # all kinds that carry no expression
+PLAIN = (*MOVEMENT, "sizes", "iota", "scatter", "cumulative", "topk", "host")  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "transpose": 1,
-           "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0}
+           "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
+           "scatter": 3, "cumulative": 1, "topk": 1}
 _ATTRIBUTES = {
     "matmul": ("transpose_a", "transpose_b"), "convolution": ("strides", "dilations", "pads", "groups"),
     "deconvolution": ("strides", "dilations", "pads", "groups"), "pool": ("mode", "kernel", "strides", "dilations", "pads"),
     "reduce": ("op", "axes"), "softmax": ("axis",), "normalize": ("axes", "mode", "epsilon"), "attention": ("scale", "causal"),
     "transpose": ("perm",), "concat": ("axis",), "slice": ("starts", "steps"), "pad": ("before", "mode"), "gather": ("axis",),
-    "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "host": ("node", "domains"),
+    "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
+    "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
+    "host": ("node", "domains"),
 }
 
 
@@ -157,7 +160,7 @@ def _check_types(graph: Graph, layer: Layer, inputs: list[Tensor], output: Tenso
 
 def raw_dtype(layer: Layer, inputs: Sequence[Tensor]) -> str | None:
     """Element type of the raw result; None where the kind does not settle it (integer products)."""
-    if layer.kind in ("sizes", "iota"):
+    if layer.kind in ("sizes", "iota", "topk"):
         return "i64"
     if layer.kind == "reduce" and layer.attributes["op"] in ("argmax", "argmin"):
         return "i64"
@@ -258,6 +261,18 @@ def _gather(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
     return 0 <= axis < len(x) and inputs[1].dtype in ("i32", "i64") and _same((*x[:axis], *indices, *x[axis + 1:]), output.shape)
 
 
+def _scatter(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    x, indices, updates = inputs
+    return (len(x.shape) == 2 and _same(x.shape, output.shape) and indices.dtype == "i64" and len(indices.shape) == 1
+            and updates.dtype == x.dtype and _same((indices.shape[0], x.shape[1]), updates.shape))
+
+
+def _topk(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    x, axis = inputs[0].shape, layer.attributes["axis"]
+    return (len(x) == len(output.shape) and 0 <= axis < len(x)
+            and all(i == axis or not differ(a, b) for i, (a, b) in enumerate(zip(x, output.shape, strict=True))))
+
+
 def _each_dim(attribute: str) -> Callable[[Layer, list[Tensor], Tensor], bool]:
     def check(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
         return len(layer.attributes[attribute]) == len(inputs[0].shape) == len(output.shape)
@@ -278,4 +293,5 @@ _SHAPES: dict[str, Callable[[Layer, list[Tensor], Tensor], bool]] = {
     "reshape": lambda layer, inputs, output: not differ(inputs[0].elements, output.elements),
     "sizes": lambda layer, inputs, output: not differ(product(output.shape), len(layer.attributes["dims"])),
     "iota": lambda layer, inputs, output: len(output.shape) == 1,
+    "scatter": _scatter, "cumulative": _unchanged, "topk": _topk,
 }

@@ -15,6 +15,7 @@ from sartor.ops import (
     quantization,
     reduction,
     resize,
+    scatter,
 )
 from sartor.ops.elementwise import Operator
 
@@ -31,4 +32,5 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **quantization.OPERATORS,
     **reduction.OPERATORS,
     **resize.OPERATORS,
+    **scatter.OPERATORS,
 }

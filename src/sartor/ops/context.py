@@ -382,6 +382,14 @@ class Context:
         if maximum(a, b) != a:
             self.same(maximum(a, b), a, "an axis")
 
+    def size_value(self, dim: Dim) -> str:
+        """A size as an i64 scalar value."""
+        name = self.unique(f"{self.call.output(0)}.size")
+        content = np.empty((), object)
+        content[()] = dim
+        self.set_content(name, content)
+        return name
+
     def arange(self, dim: Dim) -> str:
         """The i64 vector 0, 1, ... dim - 1."""
         if isinstance(dim, int):

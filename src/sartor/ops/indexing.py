@@ -37,9 +37,9 @@ def _gather(context: Context, call: Call) -> None:
     emit_gather(context, x, indices, axis, call.outputs[0])
 
 
-def _wrapped(context: Context, indices: str, dim: Dim, suffix: str) -> str:
+def wrapped(context: Context, indices: str, dim: Dim, suffix: str) -> str:
     """Indices as i64 with negative ones counted from the end, as a value or a constant."""
-    size = _size_value(context, dim)
+    size = context.size_value(dim)
     if (array := context.constant(indices)) is not None and isinstance(dim, int):
         wide = array.astype(np.int64)
         return context.new_constant(np.where(wide < 0, wide + dim, wide), f"{context.call.output(0)}.{suffix}")
@@ -53,23 +53,14 @@ def _wrapped(context: Context, indices: str, dim: Dim, suffix: str) -> str:
     return context.elementwise([indices, size], build, context.shape(indices), suffix=suffix)
 
 
-def _size_value(context: Context, dim: Dim) -> str:
-    """A size as an i64 scalar value."""
-    name = context.unique(f"{context.call.output(0)}.size")
-    content = np.empty((), object)
-    content[()] = dim
-    context.set_content(name, content)
-    return name
-
-
-def _combine(context: Context, parts: Sequence[tuple[str, Dim]], shape: Sequence[Dim]) -> str:
+def combine(context: Context, parts: Sequence[tuple[str, Dim]], shape: Sequence[Dim]) -> str:
     """The sum of parts (values, each times a size) as an i64 value; a constant where all are."""
     arrays = [(context.constant(v), s) for v, s in parts]
     if all(a is not None and isinstance(s, int) for a, s in arrays):
         total = sum((a * s for a, s in arrays if a is not None and isinstance(s, int)), np.zeros((), np.int64))
         dims = [d for d in shape if isinstance(d, int)]
         return context.new_constant(np.broadcast_to(total, dims).copy(), f"{context.call.output(0)}.linear")
-    operands = [v for v, _ in parts] + [_size_value(context, s) for _, s in parts]
+    operands = [v for v, _ in parts] + [context.size_value(s) for _, s in parts]
 
     def build(e: ExpressionBuilder, *indices: int) -> int:
         half = len(indices) // 2
@@ -81,24 +72,28 @@ def _combine(context: Context, parts: Sequence[tuple[str, Dim]], shape: Sequence
     return context.elementwise(operands, build, shape, suffix="linear")
 
 
-def _strides(shape: Sequence[Dim]) -> list[Dim]:
+def strides_of(shape: Sequence[Dim]) -> list[Dim]:
+    """Elements from one index to the next, for each dimension of a dense tensor."""
     return [product(shape[i + 1:]) for i in range(len(shape))]
 
 
 def _gather_elements(context: Context, call: Call) -> None:
-    """Along one axis an index, along all others the element's own place: a gather from the flattened data."""
     x, indices = call.inputs
+    emit_gather_elements(context, x, indices, axis_of(call.get("axis", 0), len(context.shape(x)), call), call.outputs[0])
+
+
+def emit_gather_elements(context: Context, x: str, indices: str, axis: int, output: str) -> None:
+    """Along one axis an index, along all others the element's own place: a gather from the flattened data."""
     shape, taken = context.shape(x), context.shape(indices)
-    axis = axis_of(call.get("axis", 0), len(shape), call)
-    strides = _strides(shape)
-    parts = [(_wrapped(context, indices, shape[axis], "wrapped"), strides[axis])]
+    strides = strides_of(shape)
+    parts = [(wrapped(context, indices, shape[axis], "wrapped"), strides[axis])]
     for i, dim in enumerate(taken):
         if i != axis and dim != 1:
             place = context.reshape(context.arange(dim), [dim, *[1] * (len(taken) - i - 1)])
             parts.append((place, strides[i]))
-    linear = _combine(context, parts, taken)
+    linear = combine(context, parts, taken)
     flat = context.reshape(x, [product(shape)], suffix="flat")
-    emit_gather(context, flat, linear, 0, call.outputs[0])
+    emit_gather(context, flat, linear, 0, output)
 
 
 def _gather_nd(context: Context, call: Call) -> None:
@@ -111,21 +106,21 @@ def _gather_nd(context: Context, call: Call) -> None:
         raise ModelError(f"{call} has index tuples of {depth} numbers for an input of {len(shape)} dimensions")
     places = taken[:-1]
     outer = shape[:batch + depth]
-    strides = _strides(outer)
+    strides = strides_of(outer)
     parts = []
     for i in range(depth):
-        column = _column(context, indices, i, places)
-        parts.append((_wrapped(context, column, shape[batch + i], f"wrapped_{i}"), strides[batch + i]))
+        column = column_of(context, indices, i, places)
+        parts.append((wrapped(context, column, shape[batch + i], f"wrapped_{i}"), strides[batch + i]))
     for i in range(batch):
         context.same(shape[i], taken[i], f"batch dimension {i}")
         place = context.reshape(context.arange(shape[i]), [shape[i], *[1] * (len(places) - i - 1)])
         parts.append((place, strides[i]))
-    linear = _combine(context, parts, places)
+    linear = combine(context, parts, places)
     flat = context.reshape(x, [product(outer), *shape[batch + depth:]], suffix="flat")
     emit_gather(context, flat, linear, 0, call.outputs[0])
 
 
-def _column(context: Context, indices: str, place: int, shape: Sequence[Dim]) -> str:
+def column_of(context: Context, indices: str, place: int, shape: Sequence[Dim]) -> str:
     """Number `place` of each index tuple."""
     made = context.derived_constant(indices, ("column", place), lambda a: np.ascontiguousarray(a[..., place]),
                                     f"{indices}.column_{place}")
@@ -178,7 +173,8 @@ def _triangle(context: Context, call: Call) -> None:
     x = call.inputs[0]
     tensor = context.tensor(x)
     upper = bool(call.get("upper", 1))
-    diagonal = context.require_dims(call.inputs[1])[0] if call.input(1) else 0
+    known = context.dims(call.inputs[1]) if call.input(1) else [0]
+    diagonal = context.reshape(call.inputs[1], ()) if known is None else context.size_value(known[0])
     row, column = _matrix_places(context, tensor.shape)
     zero: float | bool = False if tensor.dtype == "bool" else 0 if tensor.dtype[0] in "iu" else 0.0
 
@@ -186,7 +182,7 @@ def _triangle(context: Context, call: Call) -> None:
         kept = e("ge" if upper else "le", e("sub", j, i), k)
         return e("select", kept, value, e("constant", dtype=tensor.dtype, value=zero))
 
-    context.elementwise([x, row, column, _size_value(context, diagonal)], build, tensor.shape, output=call.outputs[0])
+    context.elementwise([x, row, column, diagonal], build, tensor.shape, output=call.outputs[0])
 
 
 def _eye_like(context: Context, call: Call) -> None:
@@ -209,11 +205,11 @@ def _one_hot(context: Context, call: Call) -> None:
     index_type, value_type = context.dtype(indices), context.dtype(values)
     if index_type[0] not in "iu" or value_type == "string":
         raise DeclinedError(f"{call} has indices of type {index_type}")
-    wrapped = context.reshape(_wrapped(context, indices, known[0], "wrapped"), [*shape[:axis], 1, *shape[axis:]])
+    places = context.reshape(wrapped(context, indices, known[0], "wrapped"), [*shape[:axis], 1, *shape[axis:]])
     iota = context.reshape(context.arange(known[0]), [known[0], *[1] * (len(shape) - axis)])
     off = _element(context, values, 0)
     on = _element(context, values, 1)
-    context.elementwise([wrapped, iota, on, off], lambda e, i, j, a, b: e("select", e("eq", i, j), a, b),
+    context.elementwise([places, iota, on, off], lambda e, i, j, a, b: e("select", e("eq", i, j), a, b),
                         [*shape[:axis], known[0], *shape[axis:]], output=call.outputs[0])
 
 

@@ -9,6 +9,7 @@ from sartor.graph.layer import Problem
 from sartor.templates.attention import Attention
 from sartor.templates.base import Template
 from sartor.templates.convolution import CONVOLUTION
+from sartor.templates.cumulative import Cumulative
 from sartor.templates.deconvolution import DECONVOLUTION
 from sartor.templates.depthwise import DEPTHWISE, GROUPED
 from sartor.templates.elementwise import Elementwise
@@ -22,8 +23,10 @@ from sartor.templates.pool import Pool
 from sartor.templates.reduce import Reduce
 from sartor.templates.reduce_index import ReduceIndex
 from sartor.templates.resize import Resize
+from sartor.templates.scatter import Scatter
 from sartor.templates.sizes import Iota, Sizes
 from sartor.templates.softmax import Softmax
+from sartor.templates.topk import TopK
 from sartor.templates.transpose import Transpose
 from sartor.templates.winograd import WINOGRAD
 
@@ -51,6 +54,9 @@ TEMPLATES: tuple[Template, ...] = (
     Resize(),
     Sizes(),
     Iota(),
+    Scatter(),
+    Cumulative(),
+    TopK(),
 )
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 

@@ -20,6 +20,8 @@ VERBS = {
     "run": "Run a model or program on given or random inputs.",
     "bench": "Measure how long a run takes, beside other engines if wanted.",
     "inspect": "Show what a model or program is made of.",
+    "check": "List what in a model is not supported, has no native code, or is suspicious.",
+    "diff": "Compare a model with the reference layer by layer, and name the first that differs.",
     "devices": "Show what is known of this machine.",
     "demo": "Read a picture of text on ONNX Runtime and on Sartor, and compare.",
 }

@@ -87,6 +87,13 @@ def test_types(case: str, dtype: str) -> None:
     check(CONVOLUTION, convolution(**CASES[case], dtype=dtype, biased=False), absolute=0.3 if dtype == "f16" else 1e-4)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("constant", [True, False])
+def test_few_outputs_in_groups(groups: int, constant: bool) -> None:
+    p = convolution((2, 5, 6, 4), 4, (3, 3), groups=groups, constant=constant, biased=False)
+    check(CONVOLUTION, p, absolute=1e-4)
+
+
 @pytest.mark.parametrize("config", [{"tile": "12x1", "mc": 12}, {"tile": "4x3", "panels": 1, "unroll": 8}, {"prefetch": 0, "mc": 6}])
 @pytest.mark.parametrize("case", ["plain", "first layer"])
 def test_knobs(case: str, config: dict[str, Any]) -> None:

@@ -70,6 +70,11 @@ def test_weights_known_at_run_time(case: str) -> None:
     check(DECONVOLUTION, p, pitch={"w": CASES[case]["outputs"] + 1}, absolute=1e-4)
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_few_outputs_in_groups(groups: int) -> None:
+    check(DECONVOLUTION, deconvolution((2, 4, 5, 4), 4, (3, 3), strides=(2, 2), groups=groups, scalars=True), absolute=1e-4)
+
+
 @pytest.mark.parametrize("dtype", ["f64", "i32", "f16"])
 def test_types(dtype: str) -> None:
     check(DECONVOLUTION, deconvolution(**CASES["doubling"], dtype=dtype), absolute=0.3 if dtype == "f16" else 1e-4)

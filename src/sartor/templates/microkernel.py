@@ -256,10 +256,12 @@ def rows_from(first: Value) -> Callable[[Number], Value]:
 def is_narrow(problem: Problem) -> bool:
     """Whether several rows of the output make one vector: few columns, and operands of the expression that are single numbers.
 
-    Such an output must be dense.
+    Such an output must be dense, and a tile must have all its columns: those of one group are not next to the next row's.
     """
     columns = problem.output().columns
-    return isinstance(columns, int) and columns <= NARROW and all(problem.tensors[e].elements == 1 for e in problem.layer.extra)
+    if not isinstance(columns, int) or columns > NARROW or problem.layer.attributes.get("groups", 1) != 1:
+        return False
+    return all(problem.tensors[e].elements == 1 for e in problem.layer.extra)
 
 
 def may_overwrite(problem: Problem, value: str) -> bool:

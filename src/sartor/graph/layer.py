@@ -22,6 +22,11 @@ normalize       X                            axes, mode (layer: (x - mean) / sqr
                                              epsilon.  Scale and bias: expression.
 attention       Q [B, S, H, D], K [B, T, G, D], V [B, T, G, E], mask ("" or broadcast to [B, H, S, T]; f32 added, bool: False = -inf)
                                              scale, causal (query s sees key t <= s + T - S); G divides H.  Result [B, S, H, E].
+recurrent       X [S, B, D*G*H],             the time loop of a cell (lstm: G = 4, gru: 3, rnn: 1 gates of H units, in ONNX's order) in D
+                R [D, H, G*H], lengths,      directions: reverse (one bool a direction), activations (a direction: (name, alpha, beta)...),
+                h [D, B, H], c [D, B, H],    clip (of gates' inputs, or None), linear_before_reset, input_forget.  X holds the inputs'
+                bias [D, H],                 products and all biases but that of a linear_before_reset's recurrent product; all but X
+                peepholes [D, 3*H]           and R may be "".  Result [S + 1 (lstm: 2), D, B, H]: h after each step, the last h, the last c
 transpose       X                            perm
 reshape         X                            (none); a view, same elements in order
 concat          X...                         axis
@@ -64,8 +69,8 @@ from sartor.sizes import Dim, symbols
 
 __all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
 
-KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "transpose",
-         "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "host")
+KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "recurrent",
+         "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "host")
 
 
 @dataclass(frozen=True)

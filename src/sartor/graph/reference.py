@@ -14,6 +14,7 @@ import numpy as np
 
 from sartor.errors import FeedError, GraphError
 from sartor.graph.layer import Graph, Layer, Problem
+from sartor.graph.reference_recurrent import recurrent
 from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
 from sartor.graph.scalars import FLOATS, Array, evaluate_expression
 from sartor.sizes import Dim, Size, evaluate, substitute
@@ -166,7 +167,7 @@ def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Map
 _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]], Array]] = {
     "matmul": _matmul, "convolution": convolution, "deconvolution": deconvolution, "pool": pool, "reduce": _reduce,
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
-    "pad": pad, "resize": resize, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
+    "pad": pad, "resize": resize, "recurrent": recurrent, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
     "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),
     "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),
     "reshape": lambda layer, inputs, shape, sizes: np.reshape(inputs[0], shape),

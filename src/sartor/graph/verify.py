@@ -10,19 +10,21 @@ from collections.abc import Callable, Sequence
 from sartor.errors import GraphError
 from sartor.graph.expression import BINARY, UNARY, Expression
 from sartor.graph.layer import KINDS, Graph, Layer, Tensor
+from sartor.graph.reference_recurrent import GATES
 from sartor.sizes import Dim, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
-PLAIN = (*MOVEMENT, "sizes", "iota", "scatter", "cumulative", "topk", "host")  # all kinds that carry no expression
+PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "host")  # all kinds that carry no expression
 
-_INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "transpose": 1,
-           "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
+_INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
+           "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
            "scatter": 3, "cumulative": 1, "topk": 1}
 _ATTRIBUTES = {
     "matmul": ("transpose_a", "transpose_b"), "convolution": ("strides", "dilations", "pads", "groups"),
     "deconvolution": ("strides", "dilations", "pads", "groups"), "pool": ("mode", "kernel", "strides", "dilations", "pads"),
     "reduce": ("op", "axes"), "softmax": ("axis",), "normalize": ("axes", "mode", "epsilon"), "attention": ("scale", "causal"),
+    "recurrent": ("cell", "reverse", "activations", "clip", "linear_before_reset", "input_forget"),
     "transpose": ("perm",), "concat": ("axis",), "slice": ("starts", "steps"), "pad": ("before", "mode"), "gather": ("axis",),
     "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
@@ -118,7 +120,7 @@ def _check_layer(graph: Graph, layer: Layer) -> None:
             raise GraphError(f"{where} has {len(layer.outputs)} outputs; expected one")
         if (count := _INPUTS.get(layer.kind)) is not None and len(layer.inputs) != count:
             raise GraphError(f"{where} has {len(layer.inputs)} inputs; expected {count}")
-        if "" in layer.inputs[:3 if layer.kind == "attention" else None]:
+        if "" in layer.inputs[:{"attention": 3, "recurrent": 2}.get(layer.kind)]:
             raise GraphError(f"{where} lacks an input")
     if layer.kind in PLAIN and (layer.expression is not None or layer.extra):
         raise GraphError(f"{where} carries an expression, which kinds that only move elements cannot")
@@ -241,6 +243,22 @@ def _attention(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
     return mask and not differ(q[3], k[3]) and _same(k[:3], v[:3]) and _same((*q[:3], v[3]), output.shape)
 
 
+def _recurrent(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    x, weights = inputs[0].shape, inputs[1].shape
+    if not len(x) == len(weights) == len(output.shape) - 1 == 3 or layer.attributes["cell"] not in GATES:
+        return False
+    directions, hidden, columns = weights
+    wanted = {"lengths": (x[1],), "h": (directions, x[1], hidden), "c": (directions, x[1], hidden), "bias": (directions, hidden),
+              "peepholes": (directions, 3 * hidden)}
+    given = [shape for shape, name in zip(wanted.values(), layer.inputs[2:], strict=True) if name]
+    extra = 2 if layer.attributes["cell"] == "lstm" else 1
+    return (all(_same(t.shape, shape) for t, shape in zip(inputs[2:], given, strict=True))
+            and not differ(columns, hidden * GATES[layer.attributes["cell"]]) and not differ(x[2], directions * columns)
+            and len(layer.attributes["reverse"]) == len(layer.attributes["activations"])
+            and not differ(directions, len(layer.attributes["reverse"]))
+            and _same((x[0] + extra, directions, x[1], hidden), output.shape))
+
+
 def _transpose(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
     perm = layer.attributes["perm"]
     return sorted(perm) == list(range(len(inputs[0].shape))) and _same([inputs[0].shape[p] for p in perm], output.shape)
@@ -288,8 +306,9 @@ def _unchanged(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
 _SHAPES: dict[str, Callable[[Layer, list[Tensor], Tensor], bool]] = {
     "elementwise": lambda layer, inputs, output: True,  # operands were checked with the expression
     "matmul": _matmul, "convolution": _convolution, "deconvolution": _deconvolution, "pool": _pool, "reduce": _reduce,
-    "softmax": _unchanged, "normalize": _unchanged, "attention": _attention, "transpose": _transpose, "concat": _concat,
-    "gather": _gather, "slice": _each_dim("starts"), "pad": _each_dim("before"), "resize": _each_dim("scales"),
+    "softmax": _unchanged, "normalize": _unchanged, "attention": _attention, "recurrent": _recurrent,
+    "transpose": _transpose, "concat": _concat, "gather": _gather,
+    "slice": _each_dim("starts"), "pad": _each_dim("before"), "resize": _each_dim("scales"),
     "reshape": lambda layer, inputs, output: not differ(inputs[0].elements, output.elements),
     "sizes": lambda layer, inputs, output: not differ(product(output.shape), len(layer.attributes["dims"])),
     "iota": lambda layer, inputs, output: len(output.shape) == 1,

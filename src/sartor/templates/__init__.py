@@ -20,6 +20,7 @@ from sartor.templates.matvec import MATVEC
 from sartor.templates.movement import Concat, Pad, Slice
 from sartor.templates.normalize import Normalize
 from sartor.templates.pool import Pool
+from sartor.templates.recurrent import Recurrent
 from sartor.templates.reduce import Reduce
 from sartor.templates.reduce_index import ReduceIndex
 from sartor.templates.resize import Resize
@@ -46,6 +47,7 @@ TEMPLATES: tuple[Template, ...] = (
     Softmax(),
     Normalize(),
     Attention(),
+    Recurrent(),
     Transpose(),
     Concat(),
     Slice(),

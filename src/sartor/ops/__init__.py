@@ -16,6 +16,7 @@ from sartor.ops import (
     recurrent,
     reduction,
     resize,
+    sampling,
     scatter,
 )
 from sartor.ops.elementwise import Operator
@@ -34,5 +35,6 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **recurrent.OPERATORS,
     **reduction.OPERATORS,
     **resize.OPERATORS,
+    **sampling.OPERATORS,
     **scatter.OPERATORS,
 }

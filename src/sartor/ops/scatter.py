@@ -121,7 +121,8 @@ def _tensor_scatter(context: Context, call: Call) -> None:
         place = i if origin is None else e("add", i, origin)
         return e("mod", place, extent) if circular else _checked(e, place, extent, far)
 
-    parts = [(context.elementwise(operands, build, places, suffix="at"), 1)]
+    first_place = context.elementwise(operands, build, places, suffix="at")
+    parts: list[tuple[str, Dim]] = [(first_place, 1)]
     strides = strides_of(shape[:axis + 1])
     parts += [(context.reshape(context.arange(d), [d, *[1] * (axis - i)]), strides[i]) for i, d in enumerate(places[:-1])]
     linear = combine(context, parts, places)

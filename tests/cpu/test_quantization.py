@@ -51,3 +51,14 @@ def test_quantize_rounds_half_to_even_and_saturates(dtype):
     limits = np.iinfo(dtype)
     expected = np.clip(np.rint(np.nan_to_num(x, nan=-np.inf)) + 5, limits.min, limits.max).astype(dtype)
     np.testing.assert_array_equal(run("QuantizeLinear", {"x": x}, {"s": np.float32(1), "z": dtype(5)}), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64])
+@pytest.mark.parametrize("source", [np.float16, np.float32, np.float64])
+def test_casts_of_reals_saturate_wherever_they_stand(source, dtype):
+    limits = np.iinfo(dtype)
+    reals = [0.5, 1.75, -0.5, 99.9, 6e4, -6e4, np.inf, -np.inf, np.nan]
+    expected = [0 if r != r else limits.max if r > limits.max else limits.min if r < limits.min else int(r) for r in reals]
+    for count in (9, 17, 20):
+        x, want = np.resize(reals, count).astype(source), np.resize(np.array(expected, dtype), count)
+        np.testing.assert_array_equal(run("Cast", {"x": x}, {}, to=int(oh.np_dtype_to_tensor_dtype(np.dtype(dtype)))), want)

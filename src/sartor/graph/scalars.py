@@ -81,8 +81,10 @@ def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "b":
         return x != 0  # type: ignore[no-any-return]
     if x.dtype.kind == "f" and dtype.kind in "iu":
-        with np.errstate(invalid="ignore"):
-            return np.trunc(x).astype(np.int64).astype(dtype) if dtype != np.uint64 else np.trunc(x).astype(dtype)
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        within = (x > float(low)) & (x < float(high + 1))
+        ends = np.where(x >= float(high + 1), np.asarray(high, dtype), np.where(x <= float(low), np.asarray(low, dtype), 0))
+        return np.where(within, np.where(within, x, 0).astype(dtype), ends.astype(dtype))
     return x.astype(dtype)
 
 

@@ -67,6 +67,8 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
     args = [values[i] for i in node.args]
     nodes = [expression.nodes[i] for i in node.args]
     if node.op == "cast":
+        if args[0].type.is_float and node.dtype[0] in "iu":
+            return _truncated(builder, args[0], node.dtype)
         rounded = builder.cast(args[0], node.dtype)
         return builder.cast(rounded, working(node.dtype))
     if node.op == "select":
@@ -80,6 +82,19 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
         b = builder.cast(b, a.type.scalar)
     a, b = builder.unify(a, b)
     return _binary(builder, node.op, a, b, [n.value if n.op == "constant" else None for n in nodes])
+
+
+def _truncated(b: Builder, x: Value, dtype: str) -> Value:
+    """A float as an integer: the fraction dropped, what lies outside held at the type's ends, 0 for a NaN.
+
+    The bare instruction leaves numbers outside undefined, and gives others for vectors than for single numbers.
+    """
+    bits = 8 * Type(dtype).bytes
+    low, high = (-(1 << bits - 1), 1 << bits - 1) if dtype[0] == "i" else (0, 1 << bits)
+    kind = x.type.of(dtype)
+    inside = b.cast(b.select((x > float(low)) & (x < float(high)), x, 0.0), dtype)
+    below = b.select(x <= float(low), b.constant(low, kind), inside)
+    return b.select(x >= float(high), b.constant(high - 1, kind), below)
 
 
 # --- one argument ---------------------------------------------------------------------------------------------------------

@@ -31,8 +31,10 @@ class Scatter:
     name = "scatter"
 
     def applies(self, problem: Problem, device: Device) -> bool:
+        if problem.layer.kind != "scatter":  # other kinds may have no input
+            return False
         dtype = problem.input(0).dtype
-        return problem.layer.kind == "scatter" and dtype in BYTES and (problem["op"] == "none" or dtype != "bool")
+        return dtype in BYTES and (problem["op"] == "none" or dtype != "bool")
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space({})

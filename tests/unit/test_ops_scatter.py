@@ -72,3 +72,17 @@ def test_reversed_sequences(time):
 def test_triangles_of_a_diagonal_known_when_it_runs(upper):
     for k in (-2, 0, 3):
         check("Trilu", {"x": X, "k": np.array(k, np.int64)}, symbolic=False, upper=upper)
+
+
+def test_columns_to_an_image():
+    image, block = np.array([5, 6], np.int64), np.array([2, 3], np.int64)
+    for count, options in ((4 * 4, {}), (3 * 2, {"strides": [2, 2], "pads": [0, 0, 1, 0]}),
+                           (5 * 4, {"dilations": [2, 2], "pads": [1, 1, 1, 1]})):
+        check("Col2Im", {"x": rand(2, 18, count)}, {"image": image, "block": block}, symbolic=False, **options)
+
+
+def test_unpooling():
+    places = np.array([[[[5, 7], [13, 15]]], [[[16, 18], [24, 31]]]], np.int64)
+    check("MaxUnpool", {"x": rand(2, 1, 2, 2), "i": places}, kernel_shape=[2, 2], strides=[2, 2])
+    check("MaxUnpool", {"x": rand(2, 1, 2, 2), "i": places}, {"shape": np.array([2, 1, 5, 5], np.int64)}, symbolic=False,
+          kernel_shape=[2, 2], strides=[2, 2])

@@ -14,6 +14,7 @@ from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import column_of, combine, emit_gather_elements, strides_of, wrapped
 from sartor.sizes import Dim, product
+from sartor.types import to_numpy
 
 
 def emit_scatter(context: Context, x: str, linear: str, updates: str, rows: Dim, columns: Dim, op: str, output: str) -> None:
@@ -197,9 +198,72 @@ def _reverse_sequence(context: Context, call: Call) -> None:
     context.layer("gather", [flat, linear], context.tensor(x), output=call.outputs[0], axis=0)
 
 
+def _zeros(context: Context, dtype: str, shape: Sequence[Dim]) -> str:
+    filler = context.new_constant(np.zeros((), to_numpy(dtype)), f"{context.call.outputs[0]}.zero")
+    return context.elementwise([filler], lambda e, x: x, shape, suffix="zeros")
+
+
+def _col2im(context: Context, call: Call) -> None:
+    """Columns of blocks added to the places of an image they came from; what lies in its padding is passed over."""
+    x = call.inputs[0]
+    tensor, image, block = context.tensor(x), context.require_ints(call.inputs[1]), context.require_ints(call.inputs[2])
+    rank, count = len(image), int(np.prod(block))
+    if len(tensor.shape) != 3 or not isinstance(tensor.shape[1], int) or tensor.dtype in ("bool", "string"):
+        raise DeclinedError(f"{call} has an input of type {tensor}")
+    strides, dilations = call.get("strides") or [1] * rank, call.get("dilations") or [1] * rank
+    pads = call.get("pads") or [0] * (2 * rank)
+    if len(block) != rank or len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank or min((*image, *block, *strides)) < 1:
+        raise ModelError(f"{call} has blocks, strides, dilations or pads that do not fit an image of {rank} dimensions")
+    if tensor.shape[1] % count:
+        raise ModelError(f"{call} has {tensor.shape[1]} channels, which blocks of {count} elements do not divide")
+    windows = [(image[i] + pads[i] + pads[i + rank] - (block[i] - 1) * dilations[i] - 1) // strides[i] + 1 for i in range(rank)]
+    context.same(tensor.shape[2], max(0, int(np.prod(windows))), "the blocks")
+    total, inside = np.zeros([*block, *windows], np.int64), np.ones([*block, *windows], bool)
+    for i, size in enumerate(image):
+        tap, step = (np.arange(n).reshape([-1, *[1] * k]) for n, k in ((block[i], 2 * rank - 1 - i), (windows[i], rank - 1 - i)))
+        place = step * strides[i] + tap * dilations[i] - pads[i]
+        total, inside = total * size + place, inside & (place >= 0) & (place < size)
+    linear = context.new_constant(np.where(inside, total, -1).reshape(-1), f"{call.outputs[0]}.linear")
+    planes, pixels = tensor.shape[0] * (tensor.shape[1] // count), int(np.prod(image))
+    columns = context.transpose(context.reshape(x, (planes, total.size), suffix="columns"), (1, 0), suffix="blocks")
+    empty = _zeros(context, tensor.dtype, (pixels, planes))
+    made = context.layer("scatter", [empty, linear, columns], Tensor(tensor.dtype, (pixels, planes)), suffix="scattered", op="add")
+    moved = context.transpose(made, (1, 0), suffix="planes")
+    context.reshape(moved, (tensor.shape[0], tensor.shape[1] // count, *image), output=call.outputs[0])
+
+
+def _max_unpool(context: Context, call: Call) -> None:
+    """Maxima back at the places that pooling noted; zeros elsewhere, and around where a larger shape is wanted."""
+    x, indices = call.inputs[:2]
+    tensor, kernel = context.tensor(x), call["kernel_shape"]
+    rank = len(kernel)
+    strides, pads = call.get("strides") or [1] * rank, call.get("pads") or [0] * (2 * rank)
+    if len(tensor.shape) != rank + 2 or len(strides) != rank or len(pads) != 2 * rank or context.dtype(indices) != "i64":
+        raise ModelError(f"{call} has a kernel, strides or pads that do not fit its input {tensor}")
+    sizes = [(d - 1) * strides[i] - pads[i] - pads[i + rank] + kernel[i] for i, d in enumerate(tensor.shape[2:])]
+    shape = (*tensor.shape[:2], *sizes)
+    wanted = tuple(context.require_dims(call.inputs[2])) if call.input(2) else shape
+    if len(wanted) != len(shape):
+        raise ModelError(f"{call} wants {len(wanted)} dimensions for an input of {len(shape)}")
+    for size, dim in zip(wanted, shape, strict=True):
+        context.require_at_least(size, dim)
+    count = product(tensor.shape)
+    reads = [_zeros(context, tensor.dtype, (product(shape), 1)), context.reshape(indices, (count,), suffix="places"),
+             context.reshape(x, (count, 1), suffix="maxima")]
+    made = context.layer("scatter", reads, Tensor(tensor.dtype, (product(shape), 1)), suffix="scattered", op="none")
+    if wanted == shape:
+        context.reshape(made, shape, output=call.outputs[0])
+        return
+    inner = context.reshape(made, shape, suffix="inner")
+    context.layer("pad", [inner], Tensor(tensor.dtype, wanted), output=call.outputs[0], before=(0,) * len(shape), mode="constant",
+                  value=0.0)
+
+
 OPERATORS: dict[tuple[str, str], Operator] = {
+    ("", "Col2Im"): _col2im,
     ("", "CumProd"): cumulative("prod"),
     ("", "CumSum"): cumulative("sum"),
+    ("", "MaxUnpool"): _max_unpool,
     ("", "ReverseSequence"): _reverse_sequence,
     ("", "Scatter"): _scatter_elements,
     ("", "ScatterElements"): _scatter_elements,

@@ -24,6 +24,7 @@ import numpy as np
 from sartor.compiling.kernels import KernelCompiler, executor_unit, kernel_unit
 from sartor.compiling.reuse import Builder
 from sartor.compiling.steps import StepBuilder, is_copy, layer_problem
+from sartor.compiling.weights import aligned_bytes
 from sartor.devices.device import Device
 from sartor.devices.probe import device_for as _device_for
 from sartor.devices.probe import host_device
@@ -31,7 +32,7 @@ from sartor.errors import OptionError, UnsupportedError
 from sartor.fitting.storage import Traits, plan_storage
 from sartor.graph.layer import Graph, Layer, Problem, Tensor
 from sartor.loops.objects import link
-from sartor.runtime.program import LayerInfo, Program
+from sartor.runtime.program import LayerInfo, Program, Tail
 from sartor.runtime.threads import MAX_THREADS, available_threads
 from sartor.templates import choose
 from sartor.templates.base import Config, Template
@@ -107,7 +108,7 @@ def compile(
     try:
         graph = _lowered(imported, shapes, observe)
     except UnsupportedError as reason:
-        return _compile_whole(imported, shapes or {}, device, reason, count, precision)
+        return _compile_split(imported, shapes or {}, device, reason, count, precision)
     return compile_graph(graph, device, choices, threads=count, precision=precision, progress=progress, observe=observe)
 
 
@@ -134,14 +135,16 @@ def _lowered(imported: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] 
     graph = lower(imported, shapes)
     for name, tensor in graph.tensors.items():
         if tensor.dtype not in BYTES:
-            raise UnsupportedError(f"the value {name!r} has elements of type {tensor.dtype}, which no layer can hold")
+            error = UnsupportedError(f"the value {name!r} has elements of type {tensor.dtype}, which no layer can hold")
+            error.values = (name,)
+            raise error
     note("lower", graph)
     graph = optimize(graph)
     note("optimize", graph)
     return graph
 
 
-def _compile_whole(
+def _compile_split(
     imported: onnx_ir.Model,
     shapes: Mapping[str, Sequence[int | str]],
     device: Device,
@@ -149,21 +152,27 @@ def _compile_whole(
     threads: int,
     precision: str,
 ) -> Program:
-    """A program that runs the whole model on the host, because of `reason`."""
+    """A program that runs the model on the host, as a whole or from some node on, because of `reason`."""
     import logging
 
-    from sartor.ops.whole import whole_model
+    from sartor.ops.split import split
 
-    model = whole_model(imported, shapes, reason)
-    logging.getLogger("sartor").warning("%s runs as a whole on the host: %s", model.name or "the model", reason)
-    program = compile_graph(Graph((), (), {}, {}, [], model.name), device, threads=threads, precision=precision)
+    model = split(imported, shapes, reason, lambda head, sizes: _lowered(head, sizes, None))
+    how = "in part" if model.head else "as a whole"
+    logging.getLogger("sartor").warning("%s runs %s on the host: %s", model.name or "the model", how, reason)
+    head = model.head or Graph((), (), {}, {}, [], model.name)
+    program = compile_graph(head, device, threads=threads, precision=precision)
+    start = len(program.weights)
+    weights = aligned_bytes(start + len(model.tail))
+    weights[:start], weights[start:] = program.weights, np.frombuffer(model.tail, np.uint8)
     return replace(
         program,
         inputs=model.inputs,
         outputs=model.outputs,
-        layers=tuple(LayerInfo(n, "host", i, o, source=(n,), operator=operator) for n, operator, i, o in model.nodes),
-        weights=np.frombuffer(model.proto, np.uint8),
-        whole=True,
+        layers=program.layers
+        + tuple(LayerInfo(n, "host", i, o, source=(n,), operator=operator) for n, operator, i, o in model.nodes),
+        weights=weights,
+        tail=Tail(start, program.inputs, program.outputs),
     )
 
 

@@ -14,8 +14,9 @@ class ModelError(SartorError):
 
 
 class UnsupportedError(SartorError):
-    """The model or this device needs something Sartor does not support."""
+    """The model or this device needs something Sartor does not support.  `values` names the model's values it concerns, if any."""
 
+    values: tuple[str, ...] = ()
     exit_code = 4
 
 

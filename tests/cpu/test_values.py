@@ -88,8 +88,8 @@ def test_program_files_hold_the_model(program, tmp_path):
     path = tmp_path / "values.sartor"
     program.save(path)
     loaded = sartor.Program.load(path)
-    assert (loaded.whole, loaded.fallbacks, loaded.inputs, loaded.outputs) == (
-        True, program.fallbacks, program.inputs, program.outputs)
+    assert (loaded.tail, loaded.fallbacks, loaded.inputs, loaded.outputs) == (
+        program.tail, program.fallbacks, program.inputs, program.outputs)
     check(sartor.Session(loaded))
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ProgramError, match="damaged"):
@@ -153,7 +153,7 @@ def test_arrays_for_outputs(program):
 def test_no_plan_no_profile_and_closed(program):
     session = sartor.Session(program)
     for call in (lambda: session.plan({"x": (1, 3)}), lambda: session.profile({})):
-        with pytest.raises(SartorError, match="as a whole on the host"):
+        with pytest.raises(SartorError, match="no plan or profile"):
             call()
     session.close()
     with pytest.raises(SartorError, match="closed"):
@@ -247,9 +247,48 @@ def test_outputs_made_by_nothing():
         sartor.compile(broken)
 
 
+def test_layers_before_such_values_stay_native(tmp_path):
+    proto = appended()
+    proto.graph.input[1].name = "raw"
+    proto.graph.node.insert(0, make_node("MatMul", ["raw", "w"], ["product"], name="product"))
+    proto.graph.node.insert(1, make_node("Relu", ["product"], ["x"], name="relu"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype=np.float32) * -2, "w"))
+    proto.graph.output.append(tensor("x", F32, ["n", 3]))
+    program = sartor.compile(proto)
+    assert program.fallbacks == ("insert (SequenceInsert)", "ConcatFromSequence_1 (ConcatFromSequence)")
+    path = tmp_path / "split.sartor"
+    program.save(path)
+    for each in (program, sartor.Program.load(path)):
+        session = sartor.Session(each)
+        for count in (1, 4):
+            found = session.run({"s": [rows(1, 9)], "raw": rows(count, -1)})
+            assert list(found) == ["t", "y", "x"]
+            np.testing.assert_array_equal(found["x"], rows(count, 2))
+            np.testing.assert_array_equal(found["y"], np.concatenate([rows(1, 9), rows(count, 2)]))
+
+
+def test_subgraphs_of_the_tail_read_what_the_head_made():
+    then = make_graph([make_node("SequenceConstruct", ["a", "a"], ["p"])], "then", [], [make_tensor_sequence_value_info("p", F32, None)])
+    other = make_graph([make_node("SequenceConstruct", ["a"], ["q"])], "else", [], [make_tensor_sequence_value_info("q", F32, None)])
+    nodes = [
+        make_node("Neg", ["x"], ["a"]),
+        make_node("If", ["c"], ["s"], then_branch=then, else_branch=other),
+        make_node("SequenceLength", ["s"], ["n"]),
+    ]
+    outputs = [make_tensor_sequence_value_info("s", F32, None), tensor("n", I64, [])]
+    program = sartor.compile(model(nodes, [tensor("x", F32, [3]), tensor("c", BOOL, [])], outputs))
+    assert [f.split()[1] for f in program.fallbacks] == ["(If)", "(SequenceLength)"]
+    session = sartor.Session(program)
+    for condition, count in ((True, 2), (False, 1)):
+        found = session.run({"x": np.ones(3, np.float32), "c": np.array(condition)})
+        assert found["n"] == count
+        assert len(found["s"]) == count
+        assert all((a == -1).all() for a in found["s"])
+
+
 def test_tuning_has_nothing_to_tune():
     program = sartor.tune(appended(), budget=1)
-    assert program.whole
+    assert program.tail
     check(sartor.Session(program))
 
 
@@ -268,5 +307,5 @@ def test_the_command_line_cannot_make_such_inputs():
 def test_plain_models_are_not_touched():
     nodes = [make_node("Relu", ["x"], ["y"])]
     program = sartor.compile(model(nodes, [tensor("x", F32, [2])], [tensor("y", F32, [2])]))
-    assert not program.whole
+    assert program.tail is None
     assert not program.fallbacks

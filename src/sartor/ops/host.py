@@ -43,8 +43,8 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
         node.op_type, versions = "ScatterElements", {**versions, "": 11}
     for place, name in enumerate(call.inputs):
         node.input[place] = name
-    captures = [v for v in _captures(node) if v not in call.inputs]
-    reads = [v for v in (*call.inputs, *captures) if v]
+    captured = [v for v in captures(node) if v not in call.inputs]
+    reads = [v for v in (*call.inputs, *captured) if v]
     known: dict[str, Dim] = {}
     types = {v: type_proto(context.tensor(v), known) for v in reads}
     constants: dict[str, Array] = {v: a for v in reads if (a := _small_constant(context, v)) is not None}
@@ -57,8 +57,8 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     for place, name in enumerate(call.outputs):
         if name:
             context.graph.tensors[name] = _tensor(context, call, place, inferred.get(name), known, defines)
-    inputs = tuple(context.value(v) if v else "" for v in (*call.inputs, *captures))
-    attributes = {"node": node.SerializeToString(), "domains": dict(versions), "captures": tuple(captures), "defines": defines}
+    inputs = tuple(context.value(v) if v else "" for v in (*call.inputs, *captured))
+    attributes = {"node": node.SerializeToString(), "domains": dict(versions), "captures": tuple(captured), "defines": defines}
     context.append(Layer(call.name, "host", inputs, call.outputs, attributes, None, (), (call.name,)))
 
 
@@ -67,7 +67,7 @@ def _small_constant(context: Context, name: str) -> Array | None:
     return context.constant(name) if isinstance(elements, int) and elements <= 1024 else None
 
 
-def _captures(node: onnx.NodeProto) -> list[str]:
+def captures(node: onnx.NodeProto) -> list[str]:
     """Names that the node's subgraphs take from the graph around them."""
     found: dict[str, None] = {}
     for attribute in node.attribute:

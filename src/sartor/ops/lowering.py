@@ -57,7 +57,11 @@ def lower(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None
     _add_inputs(context, model, shapes or {})
     versions = {("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}
     for index, node in enumerate(model.graph):
-        _lower_checked(context, _call(context, node, index, versions), versions)
+        try:
+            _lower_checked(context, _call(context, node, index, versions), versions)
+        except UnsupportedError as error:
+            error.values = tuple(v.name for v in node.outputs if v.name)
+            raise
     _finish(context, [v.name or "" for v in model.graph.outputs])
     return context.graph
 
@@ -83,7 +87,14 @@ def _add_inputs(context: Context, model: onnx_ir.Model, shapes: Mapping[str, Seq
     for name in shapes:
         if name not in inputs:
             raise OptionError(f"shapes name the input {name!r}; the model's inputs are {', '.join(map(repr, inputs))}")
-    declared = {name: _declared(value, name, shapes.get(name)) for name, value in inputs.items()}
+    declared: dict[str, list[int | str | None]] = {}
+    for name, value in inputs.items():
+        try:
+            declared[name] = _declared(value, name, shapes.get(name))
+            element_type(value.dtype, name)
+        except UnsupportedError as error:
+            error.values = (name,)
+            raise
     for symbols in declared.values():
         for label in symbols:
             if isinstance(label, str):

@@ -76,6 +76,23 @@ class LayerInfo:
     copies: bool = False
 
 
+@dataclass(frozen=True)
+class Tail:
+    """The part of a model that onnx's reference implementation runs: a `ModelProto` at the end of the weights.
+
+    Attributes
+    ----------
+    start
+        Where in the weights it starts.
+    head_inputs, head_outputs
+        Types of what the kernels before it read and make; none where all of the model is here.
+    """
+
+    start: int
+    head_inputs: Mapping[str, Tensor]
+    head_outputs: Mapping[str, Tensor]
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A compiled network, immutable.
@@ -96,8 +113,8 @@ class Program:
         What became of each layer, in order of computation.
     versions
         Of what made it.
-    whole
-        Whether the model runs as a whole by onnx's reference implementation; `weights` then holds the model.
+    tail
+        The part of the model, if any, that runs after the kernels by onnx's reference implementation.
     """
 
     name: str
@@ -116,7 +133,7 @@ class Program:
     image: bytes | None = field(default=None, repr=False)
     path: str = ""
     code_place: tuple[int, int] = field(default=(0, 0), repr=False)
-    whole: bool = False
+    tail: Tail | None = None
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -193,7 +210,8 @@ class Program:
             "symbols": dict(self.symbols),
             "code": [len(code), zlib.crc32(code)],
             "weights": [len(self.weights), zlib.crc32(self.weights.data)],
-            "whole": self.whole,
+            "tail": self.tail
+            and [self.tail.start, _tensors_to_data(self.tail.head_inputs), _tensors_to_data(self.tail.head_outputs)],
         }
 
     @staticmethod
@@ -300,8 +318,12 @@ def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: st
         None,
         path,
         code_place,
-        header.get("whole", False),
+        _tail_from_data(header.get("tail")),
     )
+
+
+def _tail_from_data(data: list[Any] | None) -> Tail | None:
+    return Tail(data[0], _tensors_from_data(data[1]), _tensors_from_data(data[2])) if data else None
 
 
 def _frozen(data: Mapping[str, Any]) -> dict[str, Any]:

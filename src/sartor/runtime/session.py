@@ -28,7 +28,7 @@ from sartor.types import to_numpy
 
 if TYPE_CHECKING:
     from sartor.runtime.host import HostRunner
-    from sartor.runtime.whole import WholeRunner
+    from sartor.runtime.tail import TailRunner
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
@@ -87,7 +87,7 @@ class Session:
         values = self.program.blueprint.values
         self._dtypes = tuple(to_numpy(values[v].dtype) for v in self.program.blueprint.inputs)
         self.hosts = _host_runners(self.program)
-        self._whole = _whole_runner(self.program)
+        self._tail = _tail_runner(self.program, self.threads)
         _tell_fallbacks(self.program)
 
     # --- running ---
@@ -153,10 +153,10 @@ class Session:
             self._pool.append(memory)
 
     def _run_checked(self, feeds: Mapping[str, Array], out: Mapping[str, Array] | None) -> dict[str, Array]:
-        if self._whole is not None:
+        if self._tail is not None:
             if self._closed:
                 raise SartorError("the session is closed")
-            return self._whole.run(feeds, out)
+            return self._tail.run(feeds, out)
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
         given = self._check_out(out, inputs) if out else {}
@@ -274,8 +274,8 @@ class Session:
         return run.seconds
 
     def _need_kernels(self) -> None:
-        if self._whole is not None:
-            raise SartorError("the model runs as a whole on the host, by onnx's reference implementation; it has no plan or profile")
+        if self._tail is not None:
+            raise SartorError("the model runs on the host, in part or as a whole; it has no plan or profile")
 
     @cached_property
     def tick_rate(self) -> float:
@@ -324,12 +324,12 @@ def _host_runners(program: Program) -> list[HostRunner]:
     return [HostRunner(step) for step in program.blueprint.hosts]
 
 
-def _whole_runner(program: Program) -> WholeRunner | None:
-    if not program.whole:
+def _tail_runner(program: Program, threads: int) -> TailRunner | None:
+    if program.tail is None:
         return None
-    from sartor.runtime.whole import WholeRunner
+    from sartor.runtime.tail import TailRunner
 
-    return WholeRunner(program)
+    return TailRunner(program, threads)
 
 
 def _tell_fallbacks(program: Program) -> None:

@@ -1,4 +1,4 @@
-"""Runs a program that holds a whole model for onnx's reference implementation instead of kernels.
+"""Runs a program of which onnx's reference implementation does the last part, or all.
 
 Its values may be anything ONNX knows: arrays, lists of them for sequences, None for an absent optional, dictionaries for maps.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,26 @@ from sartor.runtime.program import Program
 from sartor.types import from_numpy
 
 
-class WholeRunner:
-    """A model as one step, ready to run.  Any number of threads may call it; they take turns."""
+class TailRunner:
+    """Head and tail of a model, ready to run.  Any number of threads may call it; in the tail they take turns."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, threads: int) -> None:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
+        from sartor.runtime.session import Session
+
+        tail = program.tail
+        assert tail is not None
+        self.head: Session | None = None
+        if tail.head_outputs:
+            kernels = replace(program, tail=None, inputs=tail.head_inputs, outputs=tail.head_outputs)
+            kernels.__dict__["code"] = program.code  # which is loaded already; the file may have been replaced since
+            self.head = Session(kernels, threads=threads)
         self.program = program
         self._lock = threading.Lock()
         try:
-            self._evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(program.weights.tobytes()))
+            self._evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(program.weights[tail.start :].tobytes()))
         except Exception as problem:
             raise ProgramError(f"{program.path or 'the program'} holds a model that cannot be run here: {problem}") from problem
 
@@ -48,16 +58,16 @@ class WholeRunner:
                 if name not in known:
                     raise FeedError(f"the network has no {side} {name}; it has {', '.join(known)}")
         values = {name: _checked(name, feeds, tensor) for name, tensor in self.program.inputs.items()}
+        if self.head is not None:
+            values |= self.head.run({name: values[name] for name in self.head.program.inputs})
         try:
             with self._lock, np.errstate(all="ignore"):
                 made = self._evaluator.run(None, values)
         except Exception as problem:
             text = (str(problem).strip().splitlines() or ["no reason given"])[0]
             raise SartorError(f"the model, which runs on the host, failed: {type(problem).__name__}: {text}") from problem
-        results = {
-            name: np.asarray(value) if isinstance(value, np.generic) else value
-            for name, value in zip(self.program.outputs, made, strict=True)
-        }
+        values |= zip(self._evaluator.output_names, made, strict=True)
+        results = {name: np.asarray(v) if isinstance(v := values[name], np.generic) else v for name in self.program.outputs}
         for name, array in (out or {}).items():
             results[name] = _written(name, array, results[name])
         return results

@@ -103,8 +103,8 @@ def _step(editor: Editor, values: tuple[str, ...], expression: Expression, node:
 def _merge_steps(editor: Editor, layer: Layer) -> None:
     """Makes chains of scales and shifts in an expression as short as they can be."""
     values = operands(layer)
-    expression = layer.expression
-    assert expression is not None
+    if (expression := layer.expression) is None:  # all steps cancelled each other
+        return
     for start in range(len(expression.nodes)):
         node, affine = affine_part(editor, values, expression, start)
         if node == start or not (np.isfinite(affine.scale).all() and np.isfinite(affine.shift).all()):

@@ -10,6 +10,7 @@ import onnx.helper as oh
 import pytest
 
 import sartor
+import sartor.errors
 
 Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -137,3 +138,11 @@ def test_lengths_outside_the_sequence_are_harmless() -> None:
     full = session.run({"x": feeds["x"], "l": np.array([3, 0], np.int32)})
     for a, b in zip(*(r.values() if isinstance(r, dict) else r for r in (long, full)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("attributes", "message"), [
+    ({"direction": "sideways"}, "the direction 'sideways'"), ({"direction": "bidirectional"}, "1 and 2, along input 1"),
+    ({"activations": ["Tanh"]}, "1 activations; expected 3"), ({"activations": ["Tanh", "Tanh", "Step"]}, "unknown activation 'step'")])
+def test_wrong_attributes_are_refused(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(sartor.errors.ModelError, match=message):
+        sartor.compile(model_of("LSTM", feeds_of("LSTM", 3, 2, 4, 5, 1, "b"), **attributes))

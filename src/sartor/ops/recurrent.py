@@ -96,7 +96,10 @@ def recurrent(cell: str) -> Operator:
     """LSTM, GRU or RNN."""
     def lower(context: Context, call: Call) -> None:
         x, w, r = call.inputs[:3]
-        reverse = _REVERSE[call.get("direction", "forward")]
+        direction = call.get("direction", "forward")
+        if direction not in _REVERSE:
+            raise ModelError(f"{call} has the direction {direction!r}; known are {', '.join(_REVERSE)}")
+        reverse = _REVERSE[direction]
         directions = len(reverse)
         hidden = _hidden(context, call)
         width = GATES[cell] * hidden

@@ -12,10 +12,10 @@ import sartor
 RNG = np.random.default_rng(3)
 
 
-def run(op, feeds, constants, **attributes):
+def run(op, feeds, constants, opset=21, **attributes):
     """Outputs of one operator's native code."""
     node = oh.make_node(op, [*feeds, *constants], ["y"], **attributes)
-    program = sartor.compile(make_model([node], feeds, ["y"], constants, opset=21))
+    program = sartor.compile(make_model([node], feeds, ["y"], constants, opset=opset))
     assert not program.fallbacks
     return next(iter(sartor.Session(program).run(feeds).values()))
 
@@ -62,3 +62,12 @@ def test_casts_of_reals_saturate_wherever_they_stand(source, dtype):
     for count in (9, 17, 20):
         x, want = np.resize(reals, count).astype(source), np.resize(np.array(expected, dtype), count)
         np.testing.assert_array_equal(run("Cast", {"x": x}, {}, to=int(oh.np_dtype_to_tensor_dtype(np.dtype(dtype)))), want)
+
+
+@pytest.mark.parametrize(("source", "to"), [(np.float32, np.int32), (np.uint32, np.float32), (np.float64, np.uint64), (np.int64, np.float64),
+                                            (np.int8, np.uint8), (np.uint16, np.int16), (np.int32, np.int32)])
+def test_bit_casts(source, to):
+    x = small(13 * np.dtype(source).itemsize).view(source)
+    got = run("BitCast", {"x": x}, {}, opset=26, to=int(oh.np_dtype_to_tensor_dtype(np.dtype(to))))
+    assert got.dtype == to
+    assert got.tobytes() == x.tobytes()

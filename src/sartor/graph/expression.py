@@ -6,6 +6,7 @@ An `Expression` is a list of nodes in order of computation; node i may use resul
 Operations (`op`, number of arguments):
 
     constant (0, `value`)     cast (1, to the node's dtype)         select (3: bool mask, a, b)
+    bitcast (1: the same bits as the node's dtype, which is as wide; neither bool nor 16-bit floats)
     add sub mul div min max pow mod fmod atan2                       (2; div truncates for integers; mod has the divisor's sign)
     neg abs sqrt exp log tanh erf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh
     floor ceil round (ties to even) sign reciprocal softplus relu    (1)
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 
 UNARY = ("neg", "abs", "sqrt", "exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
          "asinh", "acosh", "atanh", "floor", "ceil", "round", "sign", "reciprocal", "softplus", "relu", "not", "bit_not", "is_nan",
-         "is_inf", "cast")
+         "is_inf", "cast", "bitcast")
 BINARY = ("add", "sub", "mul", "div", "min", "max", "pow", "mod", "fmod", "atan2", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
           "xor", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right")
 PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge", "is_nan", "is_inf", "and", "or", "xor", "not")

@@ -136,6 +136,10 @@ def _node(node: Node, args: list[Array], wide: bool) -> Array:
     if node.op == "cast":
         narrow = node.dtype in ("f16", "bf16") and not wide
         return _cast(_cast(args[0], to_numpy(node.dtype)), dtype) if narrow else _cast(args[0], dtype)
+    if node.op == "bitcast":
+        kind = to_numpy(node.dtype)
+        exact = args[0] if args[0].dtype.itemsize == kind.itemsize else args[0].astype(np.float32)  # a wide f32 is held in float64
+        return np.asarray(exact.view(kind)).astype(dtype, copy=False)
     if node.op == "is_inf":
         return _is_inf(args[0], str(node.value))
     if node.op in _FLOAT_ONLY_IDENTITY and args[0].dtype.kind != "f":

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.ops.context import Build, Call, Context, DeclinedError
+from sartor.types import BYTES
 
 Operator: TypeAlias = Callable[[Context, Call], None]
 
@@ -141,6 +142,13 @@ def _cast(context: Context, call: Call) -> None:
     if to not in CASTS:
         raise DeclinedError(f"{call} casts to a type without compiled code")
     _cast_to(context, call, CASTS[to])
+
+
+def _bit_cast(context: Context, call: Call) -> None:
+    source, to = context.dtype(call.inputs[0]), CASTS.get(call["to"], "")
+    if any(t not in BYTES or t in ("bool", "f16", "bf16") for t in (source, to)) or BYTES[source] != BYTES[to]:
+        raise DeclinedError(f"{call} reads {source} as a type without compiled code, or of another width")
+    emit(context, call, call.inputs[:1], lambda e, x: x if source == to else e("bitcast", x, dtype=to))
 
 
 def _cast_like(context: Context, call: Call) -> None:
@@ -291,6 +299,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **{("", name): unary(op) for name, op in _UNARY.items()},
     **{("", name): binary(op) for name, op in _BINARY.items()},
     **{("", name): activation(formula) for name, formula in _ACTIVATIONS.items()},
+    ("", "BitCast"): _bit_cast,
     ("", "BitShift"): _shift,
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast_like,

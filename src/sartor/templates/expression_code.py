@@ -71,6 +71,8 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
             return _truncated(builder, args[0], node.dtype)
         rounded = builder.cast(args[0], node.dtype)
         return builder.cast(rounded, working(node.dtype))
+    if node.op == "bitcast":
+        return builder.bitcast(args[0], node.dtype)
     if node.op == "select":
         return builder.select(args[0], args[1], args[2])
     if node.op == "is_inf":

@@ -68,3 +68,10 @@ def test_attributes() -> None:
     run(cell_problem("gru", 3, 5, 9, (False, True), "hb", linear_before_reset=True, clip=0.5))
     run(cell_problem("gru", 3, 1, 8, (True,), "b", linear_before_reset=True))
     run(cell_problem("lstm", 3, 5, 9, (False,), "h", input_forget=True, clip=0.5))
+
+
+@pytest.mark.parametrize(("cell", "hidden"), [("lstm", 13), ("gru", 9), ("gru", 32), ("rnn", 67)])
+def test_constant_weights_are_packed(cell: str, hidden: int) -> None:
+    made = cell_problem(cell, 3, 6, hidden, (False, True), "h")
+    weights = np.random.default_rng(5).standard_normal(made.tensors["r"].shape).astype(np.float32) * np.float32(0.3)
+    run(Problem(made.layer, made.tensors, {"r": weights}))

@@ -46,7 +46,14 @@ class Recurrent:
         return {}
 
     def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
+        panel = panel_of(problem, device)
+        if not panel:
+            return ()
+        weights = np.asarray(problem.constants[problem.layer.inputs[1]])
+        directions, hidden, columns = weights.shape
+        padded = np.zeros((directions, hidden, -(-columns // panel) * panel), weights.dtype)
+        padded[:, :, :columns] = weights
+        return (np.ascontiguousarray(padded.reshape(directions, hidden, -1, panel).swapaxes(1, 2)),)
 
     def contiguous(self, problem: Problem, value: str) -> bool:
         return True
@@ -67,6 +74,18 @@ class Recurrent:
         return Implementation((call,))
 
 
+def panel_of(problem: Problem, device: Device) -> int:
+    """Columns of the panels that constant weights are packed in; 0 where they are read as they are.
+
+    A GRU that multiplies its last gate apart needs that gate to begin with a panel.
+    """
+    panel = SINGLE_VECTORS * lanes_for(device.target, [problem.input(0).dtype, working(problem.input(0).dtype)])
+    apart = problem["cell"] == "gru" and not problem["linear_before_reset"]
+    if problem.constant(1) is None or (apart and 2 * problem.input(1).shape[1] % panel != 0):
+        return 0
+    return panel
+
+
 class RecurrentCode:
     """Writes the kernel; the cells' gates are in `recurrent_cells`.
 
@@ -85,7 +104,9 @@ class RecurrentCode:
         self.tile = min(ROWS, batch) if isinstance(batch, int) and batch > 0 else ROWS
         self.row_room = (2 + GATES[self.cell]) * self.hidden
         self.slots = slots = Slots(b, problem)
-        self.x, self.weights = slots.pointer("x", layer.inputs[0]), slots.pointer("weights", layer.inputs[1])
+        self.panel = panel_of(problem, device)
+        self.x = slots.pointer("x", layer.inputs[0])
+        self.weights = slots.constant("weights", 0, dtype) if self.panel else slots.pointer("weights", layer.inputs[1])
         names = ("lengths", "first_h", "first_c", "bias", "peepholes")
         optional = [slots.pointer(label, value) if value else None for label, value in zip(names, layer.inputs[2:], strict=True)]
         self.lengths, self.first_h, self.first_c, self.bias, self.peepholes = optional
@@ -161,7 +182,8 @@ class RecurrentCode:
     def multiply(self, source: Buffer, d: Value, start: int, stop: int, rows: Value) -> None:
         """Sums of all rows for the columns start...stop: `source` [rows, hidden] times the weights of direction `d`."""
         b = self.b
-        weights = self.weights.at(d * (self.hidden * self.columns))
+        columns = -(-self.columns // self.panel) * self.panel if self.panel else self.columns
+        weights = self.weights.at(d * (self.hidden * columns))
         if self.tile == 1:
             self._tile(source, weights, start, stop, b.constant(0, rows.type), 1, SINGLE_VECTORS)
             return
@@ -176,8 +198,10 @@ class RecurrentCode:
         def tile(column: Value, vectors: int, lanes: int, mask: Value | None) -> None:
             zero = b.constant(0.0, Type(self.scalar, lanes))
             sums = [[b.variable("sum", zero) for _ in range(vectors)] for _ in range(rows)]
+            pitch = self.panel or self.columns
+            first = column // pitch * (self.hidden * pitch) + column % pitch if self.panel else column
             with b.loop("k", 0, self.hidden, unroll=2) as k:
-                at = k * self.columns + column
+                at = k * pitch + first
                 right = [self.load(weights, at + v * lanes, lanes, mask) for v in range(vectors)]
                 for r in range(rows):
                     left = b.broadcast(b.load(source, (row + r) * self.hidden + k), lanes)

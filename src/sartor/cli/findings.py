@@ -142,15 +142,16 @@ def _layers(model: onnx.ModelProto, path: Path, shapes: Mapping[str, Sequence[in
             break
         except SartorError as error:
             first = error
-    if all_on_host(path, shapes):
-        problems = [Finding("host", p.where, f"{p.what}; so the whole model runs on the host") for p in problems]
-    if rest.skipped:
+    on_host = compiles(path, shapes)
+    if on_host:
+        problems = [Finding("host", p.where, f"{p.what}; it and what follows run on the host") for p in problems]
+    if rest.skipped and not on_host:
         problems.append(Finding("suspicious", "model", f"{rest.skipped} nodes that need these results could not be examined"))
     return problems + (_hosts(graph) if graph is not None else [])
 
 
-def all_on_host(path: Path, shapes: Mapping[str, Sequence[int | str]] | None) -> bool:
-    """Whether a model that cannot be lowered compiles all the same, to run as a whole without native code."""
+def compiles(path: Path, shapes: Mapping[str, Sequence[int | str]] | None) -> bool:
+    """Whether a model that cannot be lowered as a whole compiles all the same, to run on the host from the first problem on."""
     import sartor
 
     try:

@@ -114,11 +114,13 @@ def _lowered_head(
         if not head.graph.node:
             break
         try:
-            return lowered(load(head), {name: s for name, s in shapes.items() if name not in outside}), rest
+            graph = lowered(load(head), {name: s for name, s in shapes.items() if name not in outside})
         except UnsupportedError as error:
             if outside.issuperset(error.values):
                 break
             outside.update(error.values)
+        else:  # a head that waits for the host itself gains little
+            return (None, proto) if any(layer.kind == "host" for layer in graph.layers) else (graph, rest)
     return None, proto
 
 

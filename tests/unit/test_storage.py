@@ -308,3 +308,17 @@ def test_sizes_found_in_the_run_start_a_new_stage():
     assert set(storage.stages[2:]) == {1}
     assert where(storage, "a")[0] == "a"  # made before the size of the result is known
     assert storage.known["h"] == 1
+
+
+def test_an_output_that_views_what_an_earlier_stage_made_is_copied():
+    found = symbol("found")
+    host = Layer("h", "host", ("x",), ("h",), {"defines": [("found", 0, 0)]})
+    g = graph(
+        {"x": (4, 6), "h": (found, 6), "a": (4, 6), "y": (24,), "z": (found, 6)},
+        [unary("a", "x", "a"), host, reshape("r", "a", "y"), unary("z", "h", "z")],
+        outputs=("y", "z"),
+    )
+    storage = plan(g, host=("h",))
+    assert storage.roots["a"] == ("arena", 0)  # the caller's array for y is made only when stage 1 is bound
+    assert storage.roots[storage.outputs[0]] == ("output", 0)
+    assert storage.outputs[0] != "y"

@@ -352,10 +352,13 @@ class _Planner:
         del self.tensors[copy.outputs[0]], self.users[copy.outputs[0]]
 
     def claim_outputs(self) -> None:
-        """Outputs are made in the caller's arrays where they are whole, dense values of their own; the others are copied."""
+        """Outputs are made in the caller's arrays where they are whole, dense values of their own; the others are copied.
+
+        What is made in an earlier stage is copied too: the caller's array is there only once the output's size is known.
+        """
         for index, name in enumerate(self.outputs):
             top = self.top(name)
-            if top in self.fixed or not self.covers(name, top):
+            if top in self.fixed or self.stage[top] != self.stage[name] or not self.covers(name, top):
                 copy = self._copy(name, f"{name}/output", self.stage[name])
                 top = self.outputs[index] = copy.outputs[0]
                 maker = self.producer[name].name if name in self.producer else ""

@@ -22,6 +22,7 @@ from models import package_models
 
 TIMED = """
 import time
+import numpy  # the caller's arrays come from it; both engines need it
 start = time.perf_counter()
 {setup}
 middle = time.perf_counter()

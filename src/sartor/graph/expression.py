@@ -18,6 +18,7 @@ Anything else (GELU, hard-swish, clip, SiLU, ...) is written in these.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,11 +59,18 @@ class Expression:
         return self.result == 0 and self.operands >= 1
 
     def __str__(self) -> str:
+        """As one formula; a node that is read more than once is named before it, so that the text stays as short as the nodes."""
+        reads = Counter(a for node in self.nodes for a in set(node.args))
         names = [f"x{i}" for i in range(self.operands)]
+        named: list[str] = []
         for node in self.nodes[self.operands:]:
             parts = [names[a] for a in node.args] + ([repr(node.value)] if node.value is not None else [])
-            names.append(repr(node.value) if node.op == "constant" else f"{node.op}({', '.join(parts)})")
-        return names[self.result]
+            text = repr(node.value) if node.op == "constant" else f"{node.op}({', '.join(parts)})"
+            if reads[len(names)] > 1 and node.op != "constant":
+                named.append(f"t{len(named)} = {text}; ")
+                text = f"t{len(named) - 1}"
+            names.append(text)
+        return "".join(named) + names[self.result]
 
 
 def identity(dtype: str) -> Expression:

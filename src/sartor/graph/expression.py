@@ -60,7 +60,7 @@ class Expression:
 
     def __str__(self) -> str:
         """As one formula; a node that is read more than once is named before it, so that the text stays as short as the nodes."""
-        reads = Counter(a for node in self.nodes for a in set(node.args))
+        reads = Counter(a for node in self.nodes for a in node.args)
         names = [f"x{i}" for i in range(self.operands)]
         named: list[str] = []
         for node in self.nodes[self.operands:]:

@@ -1,6 +1,7 @@
 """What all tests share: a cache folder of their own, so that they neither read nor fill the user's, and how hypothesis runs."""
 
 import os
+from tempfile import mkdtemp
 
 from hypothesis import HealthCheck, settings
 
@@ -11,5 +12,6 @@ settings.load_profile("sartor")
 
 def pytest_configure(config):
     if "SARTOR_CACHE" not in os.environ or not hasattr(config, "workerinput"):
-        os.environ["SARTOR_CACHE"] = str(config.cache.mkdir("sartor"))
+        cache = getattr(config, "cache", None)  # none where pytest runs without its cache
+        os.environ["SARTOR_CACHE"] = str(cache.mkdir("sartor")) if cache else mkdtemp(prefix="sartor-tests-")
     os.environ.pop("SARTOR_ISA", None)

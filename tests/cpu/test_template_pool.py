@@ -24,7 +24,7 @@ def layer(shape, kernel, strides=None, pads=None, dilations=None, mode="max", ce
     out = (shape[0], *spatial, shape[-1])
     attributes = {"mode": mode, "kernel": tuple(kernel), "strides": strides, "dilations": dilations, "pads": pads, "include_pad": False,
                   "p": 2} | more
-    return harness.problem("pool", {"x": (dtype, shape)}, (dtype, out), **attributes)
+    return harness.problem("pool", {"x": (dtype, shape)}, ("i64" if mode == "argmax" else dtype, out), **attributes)
 
 
 CASES = [
@@ -47,6 +47,15 @@ def test_windows(case, mode):
     for isa in ("sse4", "avx2"):
         problem = layer(**case, **more)
         columns = case["shape"][-1]
+        harness.check(TEMPLATE, problem, on=harness.device(isa), pitch={"x": columns + 3, "y": columns + 1})
+
+
+@pytest.mark.parametrize("column_major", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['shape']}x{c['kernel']}")
+def test_places_of_maxima(case, column_major):
+    columns = case["shape"][-1]
+    for isa, dtype in (("sse4", "f32"), ("avx2", "f32"), ("avx2", "u8"), ("avx2", "f64"), ("avx2", "f16")):
+        problem = layer(**case, mode="argmax", column_major=column_major, dtype=dtype)
         harness.check(TEMPLATE, problem, on=harness.device(isa), pitch={"x": columns + 3, "y": columns + 1})
 
 

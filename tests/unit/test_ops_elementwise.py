@@ -110,6 +110,15 @@ def test_shifts(direction):
     check("BitShift", {"a": np.array([255, 3, 1 << 20, 99, 1 << 31], np.uint32), "b": by}, direction=direction)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint64])
+@pytest.mark.parametrize("direction", ["LEFT", "RIGHT"])
+def test_shifts_outside_of_the_width_leave_the_sign(direction, dtype):
+    info = np.iinfo(dtype)
+    a = np.array([info.min, info.max, info.max - 3, 5, info.min, 0], dtype)[:, None]
+    b = np.array([0, 1, info.bits - 1, info.bits, info.max, max(info.min, -1), info.min], dtype)
+    check("BitShift", {"a": a, "b": b}, opset=28, symbolic=False, direction=direction)
+
+
 def test_shifts_by_the_width_leave_nothing():
     a, b = np.array([255, 3, 128], np.uint8), np.array([8, 200, 7], np.uint8)
     check("BitShift", {"a": a, "b": b}, direction="RIGHT", expected=[np.array([0, 0, 1], np.uint8)])

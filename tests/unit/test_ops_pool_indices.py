@@ -19,3 +19,9 @@ def test_places_of_maxima(options):
 def test_one_and_three_dimensions():
     check("MaxPool", {"x": rand(2, 3, 9)}, outputs=2, runtime=True, kernel_shape=[3], strides=[2])
     check("MaxPool", {"x": rand(1, 2, 4, 5, 4)}, outputs=2, runtime=True, kernel_shape=[2, 2, 2])
+
+
+def test_large_windows_make_no_more_layers():
+    x = rand(1, 2, 40, 33)
+    graph = check("MaxPool", {"x": x}, outputs=2, runtime=True, kernel_shape=[17, 9], pads=[8, 4, 8, 4], strides=[2, 3])
+    assert len(graph.layers) < 12

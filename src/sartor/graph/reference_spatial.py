@@ -84,6 +84,8 @@ def pool(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mappi
     (x,), attributes = inputs, layer.attributes
     kernel, strides, dilations, mode = attributes["kernel"], attributes["strides"], attributes["dilations"], attributes["mode"]
     before, after = _pads(layer, x.ndim - 2, sizes)
+    if mode == "argmax":
+        return _places_of_maxima(layer, x, shape, before)
     if mode == "max":
         lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min if x.dtype.kind in "iu" else False
         out = np.full(shape, lowest, x.dtype)
@@ -104,6 +106,19 @@ def pool(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mappi
     for _, view in _windows(counted, kernel, strides, dilations, before, shape[1:-1], 0):
         divisor += view
     return out / divisor
+
+
+def _places_of_maxima(layer: Layer, x: Array, shape: tuple[int, ...], before: list[int]) -> Array:
+    """The place of the first maximum of each window in the plane of its image; -1 where the window has no element."""
+    attributes, spatial = layer.attributes, x.shape[1:-1]
+    geometry = (attributes["kernel"], attributes["strides"], attributes["dilations"], before, shape[1:-1])
+    numbers = np.arange(int(np.prod(spatial)), dtype=np.int64).reshape(spatial, order="F" if attributes.get("column_major") else "C")
+    best, places = np.zeros(shape, x.dtype), np.full(shape, -1, np.int64)
+    taps = zip(_windows(x, *geometry, 0), _windows(numbers[None, ..., None], *geometry, -1), strict=True)
+    for (_, value), (_, place) in taps:
+        wins = (place >= 0) & ((value > best) | (places < 0))
+        best, places = np.where(wins, value, best), np.where(wins, place, places)
+    return places
 
 
 def pad(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:

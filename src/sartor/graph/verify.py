@@ -166,6 +166,8 @@ def raw_dtype(layer: Layer, inputs: Sequence[Tensor]) -> str | None:
         return "i64"
     if layer.kind == "reduce" and layer.attributes["op"] in ("argmax", "argmin"):
         return "i64"
+    if layer.kind == "pool" and layer.attributes["mode"] == "argmax":
+        return "i64"
     if not inputs or layer.kind == "elementwise":
         return None
     first = inputs[0].dtype

@@ -95,16 +95,17 @@ def _modulo(context: Context, call: Call) -> None:
 
 
 def _shift(context: Context, call: Call) -> None:
-    """A shift by the width or more leaves nothing, of negative numbers shifted right all ones."""
+    """A shift by the width or more, or by a negative number, leaves nothing, of negative numbers shifted right all ones."""
     dtype = context.dtype(call.inputs[0])
     width, left = int(dtype[1:]), call["direction"] == "LEFT"
 
     def build(e: ExpressionBuilder, x: int, by: int) -> int:
-        within = e("min", by, e.constant(width - 1, dtype))
-        shifted = e("shift_left" if left else "shift_right", x, within)
-        if dtype[0] == "i" and not left:
-            return shifted
-        return e("select", e("lt", by, e.constant(width, dtype)), shifted, e.constant(0, dtype))
+        most, none = e.constant(width - 1, dtype), e.constant(0, dtype)
+        outside = e("gt", by, most)
+        if dtype[0] == "i":
+            outside = e("or", e("lt", by, none), outside)
+        shifted = e("shift_left" if left else "shift_right", x, e("select", outside, most, by))
+        return shifted if dtype[0] == "i" and not left else e("select", outside, none, shifted)
 
     emit(context, call, call.inputs, build)
 

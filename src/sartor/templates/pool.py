@@ -2,7 +2,8 @@
 
 One run of output pixels along the last spatial dim shares the taps of the other dims that lie inside the input.  Along the
 last dim, pixels whose whole window lies inside have their taps written out; those at the edges loop over the taps they have.
-Taps in padding are never read.  A NaN is passed over by max, as processors' maximum instructions do.
+Taps in padding are never read.  A NaN is passed over by max, as processors' maximum instructions do.  For the places of maxima each
+lane keeps the best element so far and its place, which is computed once a tap.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Pool:
     def applies(self, problem: Problem, device: Device) -> bool:
         if problem.layer.kind != "pool" or problem.input(0).dtype not in BYTES:
             return False
-        return problem["mode"] == "max" or problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
+        return problem["mode"] in ("max", "argmax") or problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space({"vectors": (1, 2, 4, 8)})
@@ -81,10 +82,10 @@ class _Code:
         sizes: list[Dim] = [*unit, *x.shape[1:-1]]
         results: list[Dim] = [*unit, *out.shape[1:-1]]
         self.scalar = working(x.dtype)
-        kinds = [x.dtype, self.scalar, out.dtype]
+        kinds = [x.dtype, self.scalar, out.dtype, *(["i64"] if self.mode == "argmax" else [])]
         self.lanes, self.masked = lanes_for(device.target, kinds), can_mask(device.target, kinds)
         self.vectors = int(config["vectors"])
-        self.how = accumulator("max" if self.mode == "max" else "sum")
+        self.how = accumulator("max" if self.mode in ("max", "argmax") else "sum")
         self.slots = slots = Slots(b, problem)
         table = RowTable(layer.inputs[0], x.shape[0], sizes[0], product(sizes[1:]), 0, 0)
         self.x, self.x_pitch = slots.rows("x", table), slots.pitch("x_pitch", layer.inputs[0])
@@ -96,6 +97,16 @@ class _Code:
         self.before: list[Number] = [*none, *(slots.known("before", d) for d in problem["pads"][:rank])]
         self.after: list[Number] = [*none, *(slots.known("after", d) for d in problem["pads"][rank:])]
         self.epilogue = Epilogue(b, problem)
+        self.steps_in_plane = self._steps(bool(problem.layer.attributes.get("column_major")))
+
+    def _steps(self, column_major: bool) -> list[Number]:
+        """What one index of each spatial dim counts in a place."""
+        steps: list[Number] = []
+        total: Number = 1
+        for size in self.sizes if column_major else self.sizes[::-1]:
+            steps.append(total)
+            total = total * size  # type: ignore[operator]
+        return steps if column_major else steps[::-1]
 
     def write(self) -> None:
         """Emits the kernel's loops."""
@@ -175,19 +186,26 @@ class _Code:
         def tile(column: Value, vectors: int, lanes: int, mask: Value | None) -> None:
             kind = Type(self.scalar, lanes)
             totals = [b.variable("total", self.how.start(b, kind)) for _ in range(vectors)]
+            found = [b.variable("place", b.constant(-1, Type("i64", lanes))) for _ in totals] if self.mode == "argmax" else None
 
-            def taps(buffer: Buffer, offset: Number) -> None:
-                start = offset + origin
+            def taps(buffer: Buffer, offset: Number, base: Number) -> None:
+                def take(step: Number) -> None:
+                    pixel = offset + origin + step
+                    if found is None:
+                        self.tap(totals, buffer, pixel, column, lanes, mask)
+                    else:
+                        self.compare(totals, found, buffer, pixel, base + (origin + step) * self.steps_in_plane[last], column, lanes, mask)
+
                 if whole is not None:
                     for known in range(whole):
-                        self.tap(totals, buffer, start + known * self.dilations[last], column, lanes, mask)
+                        take(known * self.dilations[last])
                 else:
                     with b.loop("tap", low, high) as tap:
-                        self.tap(totals, buffer, start + tap * self.dilations[last], column, lanes, mask)
+                        take(tap * self.dilations[last])
 
             self.nest(image, origins, bounds, taps)
             for v, total in enumerate(totals):
-                result = self.finish(total.get(), inverse)
+                result = self.finish(total.get(), inverse) if found is None else found[v].get()
                 at = column + v * lanes
                 flat = row + place
                 b.store(self.y, flat * self.y_pitch + at, self.epilogue.apply(result, flat, at, lanes, mask), mask)
@@ -196,19 +214,32 @@ class _Code:
         tiles(b, 0, self.columns, self.lanes, vectors, tile, masked=self.masked)
 
     def nest(self, image: Value, origins: list[Value], bounds: list[tuple[Value, Value]], body: Any) -> None:
-        """Loops over the taps of all dims but the last: `body(row of the input, pixels from its start)`."""
+        """Loops over the taps of all dims but the last: `body(row of the input, pixels from its start, what its place counts)`."""
         b = self.b
         with b.loop("tap", *bounds[0]) as tap:
-            buffer = b.row(self.x, image * self.sizes[0] + (origins[0] + tap * self.dilations[0]))
-            self.inner(1, buffer, 0, origins, bounds, body)
+            at = origins[0] + tap * self.dilations[0]
+            buffer = b.row(self.x, image * self.sizes[0] + at)
+            self.inner(1, buffer, 0, at * self.steps_in_plane[0], origins, bounds, body)
 
-    def inner(self, dim: int, buffer: Buffer, offset: Number, origins: list[Value], bounds: list[tuple[Value, Value]], body: Any) -> None:
+    def inner(self, dim: int, buffer: Buffer, offset: Number, base: Value, origins: list[Value], bounds: list[tuple[Value, Value]],
+              body: Any) -> None:
         if dim == len(bounds):
-            body(buffer, offset)
+            body(buffer, offset, base)
             return
         with self.b.loop("tap", *bounds[dim]) as tap:
-            place = origins[dim] + tap * self.dilations[dim] + offset
-            self.inner(dim + 1, buffer, place * self.sizes[dim + 1], origins, bounds, body)
+            at = origins[dim] + tap * self.dilations[dim]
+            self.inner(dim + 1, buffer, (at + offset) * self.sizes[dim + 1], base + at * self.steps_in_plane[dim], origins, bounds, body)
+
+    def compare(self, totals: list[Variable], found: list[Variable], buffer: Buffer, pixel: Value, place: Value, column: Value,
+                lanes: int, mask: Value | None) -> None:
+        """Takes the place of one pixel of the input where it is larger than those before it, or the first."""
+        b = self.b
+        base = pixel * self.x_pitch + column
+        for v, (total, best) in enumerate(zip(totals, found, strict=True)):
+            x = widen(b, b.load(buffer, base + v * lanes, lanes, mask))
+            wins = (x & ~total.get() if x.type.scalar == "bool" else x > total.get()) | (best.get() < 0)
+            total.set(b.select(wins, x, total.get()))
+            best.set(b.select(wins, b.broadcast(place, lanes), best.get()))
 
     def tap(self, totals: list[Variable], buffer: Buffer, pixel: Value, column: Value, lanes: int, mask: Value | None) -> None:
         """Takes one pixel of the input in."""

@@ -27,6 +27,8 @@ def _absorb(editor: Editor, layer: Layer, pad: Layer) -> None:
     own = attributes["pads"]
     if layer.kind == "convolution":
         fits = value == 0.0
+    elif attributes["mode"] == "argmax":
+        fits = False  # places are counted in the padded plane
     elif attributes["mode"] == "max":
         fits = value == float("-inf") or (value <= -3.4e38 and editor.tensors[layer.inputs[0]].dtype == "f32")
     else:  # zeros count as elements: those of the pad, and any the pool added itself only if they did before

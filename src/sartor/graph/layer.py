@@ -12,8 +12,8 @@ matmul          A [..., M, K], B [..., K, N] transpose_a, transpose_b: the store
 convolution     X [N, *s, C], W [*k, C/g, O] strides, dilations, pads (begins then ends, Dims), groups.  Bias: expression.
 deconvolution   X [N, *s, C], W [*k, C, O/g] strides, dilations, pads (as above), groups; the output's shape says the rest:
                                              y[n, i*stride + k*dilation - pad_begin, (g, o)] += x[n, i, (g, c)] * w[k, (g, c), o]
-pool            X [N, *s, C]                 mode (max, average, lp, argmax), kernel, strides, dilations, pads, include_pad, p.  The output's
-                                             shape settles ceil mode; the divisor of an average counts elements inside the
+pool            X [N, *s, C]                 mode (max, average, lp, argmax), kernel, strides, dilations, pads, include_pad, p.  The
+                                             output's shape settles ceil mode; the divisor of an average counts elements inside the
                                              padded input (include_pad) or inside the input.  argmax: the place (i64) of the first
                                              maximum in its image's plane, flattened row- or column_major; -1 for none
 reduce          X                            op (sum mean max min prod l1 l2 sum_square log_sum log_sum_exp argmax argmin), axes

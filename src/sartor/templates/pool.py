@@ -105,7 +105,7 @@ class _Code:
         total: Number = 1
         for size in self.sizes if column_major else self.sizes[::-1]:
             steps.append(total)
-            total = total * size  # type: ignore[operator]
+            total = total * size
         return steps if column_major else steps[::-1]
 
     def write(self) -> None:

@@ -111,8 +111,11 @@ def _attention(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes:
         rows, columns = scores.shape[-2:]
         seen = np.arange(columns)[None, :] <= np.arange(rows)[:, None] + columns - rows
         scores = np.where(seen, scores, x_type(q, -np.inf))
-    weights = np.exp(scores - np.max(scores, axis=-1, keepdims=True, initial=-np.inf))
+    best = np.max(scores, axis=-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - best)
     weights = weights / np.sum(weights, axis=-1, keepdims=True)
+    if layer.attributes.get("zero_unseen"):
+        weights = np.where(np.isneginf(best), x_type(q, 0), weights)
     return np.moveaxis(np.matmul(weights, v), 1, 2)
 
 

@@ -27,7 +27,7 @@ from sartor.errors import ModelError, UnsupportedError
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
-STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview.training")
+STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")
 
 
 def load(source: Source) -> onnx_ir.Model:

@@ -306,7 +306,8 @@ class Context:
         `output` is the value it makes; left out, the value is a new one, named after the node's first output and `suffix`
         (or the kind).
         """
-        label = suffix or ("" if output else kind)
+        own = next(filter(None, self.call.outputs), None)  # the layer that makes the node's first output has the node's name
+        label = suffix or ("" if output and output == own else output or kind)
         if output is None:
             output = self.unique(f"{self.call.output(0)}.{label}")
         name = self.unique_layer(f"{self.call.name}.{label}") if label else self.call.name

@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
-from sartor.ops.context import Build, Call, Context, DeclinedError
+from sartor.graph.scalars import evaluate_expression
+from sartor.ops.context import CONTENT_LIMIT, Build, Call, Context, DeclinedError
 from sartor.types import BYTES
 
 Operator: TypeAlias = Callable[[Context, Call], None]
@@ -153,7 +154,15 @@ def _bit_cast(context: Context, call: Call) -> None:
 
 
 def _cast_like(context: Context, call: Call) -> None:
-    _cast_to(context, call, context.dtype(call.inputs[1]))
+    """A small constant becomes one of the other type at once, though the value that tells the type is none."""
+    x, dtype = call.inputs[0], context.dtype(call.inputs[1])
+    elements = context.tensor(x).elements
+    if isinstance(elements, int) and elements <= CONTENT_LIMIT and "string" not in (dtype, context.dtype(x)):
+        if (array := context.constant(x)) is not None:
+            e = ExpressionBuilder([context.dtype(x)])
+            context.set_constant(call.outputs[0], evaluate_expression(e.finish(e("cast", 0, dtype=dtype)), [array]))
+            return
+    _cast_to(context, call, dtype)
 
 
 def _clip(context: Context, call: Call) -> None:

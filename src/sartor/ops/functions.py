@@ -30,7 +30,7 @@ def expand(context: Context, call: Call, versions: Mapping[str, int]) -> tuple[o
     function = _body(context, call, node)
     if function is None:
         return None
-    imports = {entry.domain: entry.version for entry in function.opset_import} or dict(versions)
+    imports = {"": onnx.defs.onnx_opset_version(), **versions, **{entry.domain: entry.version for entry in function.opset_import}}
     function.domain, function.name = _DOMAIN, call.op_type
     node.domain = _DOMAIN
     _add_defaults(node, onnx.defs.get_schema(call.op_type, call.version, call.domain))

@@ -2,7 +2,8 @@
 
 A first kernel packs the keys of each head, transposed, in panels for the register tile; another the values, where their
 rows are not whole panels already.  The main kernel then computes, for a block of queries, their scores in scratch, turns them
-into weights and multiplies these by the values.  Queries that see no key give NaN, as the formula does.
+into weights and multiplies these by the values.  Queries that see no key give NaN, as the formula does, or zeros
+where the layer asks for these.
 """
 
 from __future__ import annotations
@@ -175,6 +176,7 @@ class _Code:
         self.b = b = Builder("attention")
         self.slots = slots = Slots(b, problem)
         self.scale, self.causal = float(problem["scale"]), bool(problem.layer.attributes.get("causal"))
+        self.zero_unseen = bool(problem.layer.attributes.get("zero_unseen")) and _mask(problem) is not None
         self.shape = problem.input(0).shape
         batch, queries, heads, depth = self.shape
         _, keys, groups, values = problem.input(2).shape
@@ -281,6 +283,8 @@ class _Code:
         best = RowTotal(b, accumulator("peak"), tile.scalar, tile.lanes, masked=self.masked)
         best.take(0, length, score)
         top = best.result()
+        if self.zero_unseen:
+            top = b.select(top.eq(float("-inf")), 0.0, top)
 
         def exponential(t: Value, lanes: int, chosen: Value | None) -> Value:
             s = b.load(row, t, lanes, chosen)

@@ -210,9 +210,11 @@ def _replace(editor: Editor, first: Layer, second: Layer, softmax: Layer, scale:
         batch = editor.shape(operands[0].value)[:2]
         if mask and len(editor.shape(mask)) == 3 and editor.shape(mask)[0] != 1:
             mask = reshaped(editor, mask, (*batch, *editor.shape(mask)[1:]), softmax)
-    repeated = [operands[0], *(_unrepeated(editor, o, softmax) for o in operands[1:])]
-    form = "transposed" if repeated != operands else _form(editor, operands, mask)
-    operands = repeated
+    fewer = [_unrepeated(editor, o, softmax) for o in operands[1:]]
+    if fewer != operands[1:] and _grouped(editor, *fewer):
+        form, operands = "transposed", [operands[0], *fewer]
+    else:
+        form = _form(editor, operands, mask)
     arranged = [_arranged(editor, o, form, softmax) for o in operands]
     if mask and form == "batch" and len(editor.shape(mask)) == 3:
         shape = editor.shape(mask)
@@ -240,6 +242,11 @@ def _split_batches(editor: Editor, operands: list[Operand]) -> list[Operand] | N
             return None
         found.append(Operand(maker.inputs[0], operand.swapped))
     return found if len({editor.shape(o.value)[:2] for o in found}) == 1 else None
+
+
+def _grouped(editor: Editor, key: Operand, value: Operand) -> bool:
+    """Whether keys and values, [batch, heads, tokens, size] or with the last two swapped, have the same number of heads."""
+    return editor.shape(key.value)[:2] == editor.shape(value.value)[:2]
 
 
 def _unrepeated(editor: Editor, operand: Operand, near: Layer) -> Operand:

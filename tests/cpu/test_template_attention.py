@@ -86,3 +86,16 @@ def test_compiles_for_others(isa):
     problem = layer(1, 29, 21, 3, 1, 16, 20, causal=True)
     calls = TEMPLATE.build(problem, TEMPLATE.default(problem, device), device).calls
     assert compile_ir(render([c.kernel for c in calls], device.target), device.target)
+
+
+def test_a_query_that_sees_nothing_is_zero_where_asked():
+    for mask in ("bool", "f32"):
+        problem = layer(1, 4, 5, 1, 1, 8, 16, mask=(mask, (4, 5)), zero_unseen=True)
+        inputs = feeds(problem)
+        inputs["m"][:] = mask == "bool"
+        inputs["m"][2] = False if mask == "bool" else -np.inf
+        got = harness.check(TEMPLATE, problem, inputs)["y"]
+        assert not got[0, 2].any()
+        assert got[0, [0, 1, 3]].all()
+        inputs["q"][0, 0] = np.nan  # what is no number stays none
+        assert np.isnan(harness.check(TEMPLATE, problem, inputs)["y"][0, 0]).all()

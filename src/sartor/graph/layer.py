@@ -22,8 +22,8 @@ softmax         X                            axis, log
 normalize       X                            axes, mode (layer: (x - mean) / sqrt(var + epsilon); rms: x / sqrt(mean(x^2) + epsilon)),
                                              epsilon.  Scale and bias: expression.
 attention       Q [B, S, H, D], K [B, T, G, D], V [B, T, G, E], mask ("" or broadcast to [B, H, S, T]; f32 added, bool: False = -inf)
-                                             scale, causal (query s sees key t <= s + T - S); G divides H.  Result [B, S, H, E]; a query all of
-                                             whose scores are -inf gives NaN, or zeros where zero_unseen
+                                             scale, causal (query s sees key t <= s + T - S); G divides H.  Result [B, S, H, E];
+                                             a query whose scores are all -inf gives NaN, or zeros where zero_unseen
 recurrent       X [S, B, D*G*H],             the time loop of a cell (lstm: G = 4, gru: 3, rnn: 1 gates of H units, in ONNX's order) in D
                 R [D, H, G*H], lengths,      directions: reverse (one bool a direction), activations (a direction: (name, alpha, beta)...),
                 h [D, B, H], c [D, B, H],    clip (of gates' inputs, or None), linear_before_reset, input_forget.  X holds the inputs'

@@ -89,6 +89,14 @@ def _check(context: Context, call: Call, operands: Sequence[str]) -> None:
     context.same(q[0], k[0], "the batch")
 
 
+def default_scale(context: Context, call: Call, queries: str) -> float:
+    """One over the square root of the heads' width."""
+    width = context.shape(queries)[3]
+    if isinstance(width, Size):
+        raise DeclinedError(f"{call} has heads of symbolic width")
+    return 1 / math.sqrt(width) if width > 0 else 1.0
+
+
 def _joined(context: Context, q: str, k: str, masks: Sequence[str]) -> str:
     """One mask of several, in a type that the layer takes: bool, or f32 or the operands' own to be added."""
     if not masks:
@@ -272,10 +280,10 @@ def _attention(context: Context, call: Call) -> None:
         causal = False
     if lengths:
         masks.append(within(context, lengths, keys))
-    scale = float(call.get("scale") or 1 / math.sqrt(int(context.shape(q)[3]) or 1))
+    scale = call.get("scale") or default_scale(context, call, q)
     exposed = [""] * 4
     exposed[call.get("qk_matmul_output_mode", 0)] = call.output(3)
-    made = attend(context, call, (q, k, v), Scores(scale, tuple(masks), causal, float(call.get("softcap", 0.0))), exposed)
+    made = attend(context, call, (q, k, v), Scores(float(scale), tuple(masks), causal, float(call.get("softcap", 0.0))), exposed)
     _finish(context, call, made)
 
 
@@ -301,10 +309,8 @@ def _flex_attention(context: Context, call: Call) -> None:
         raise ModelError(f"{call} needs operands of 4 dimensions")
     operands = tuple(context.transpose(v, (0, 2, 1, 3), suffix="heads_inside") for v in call.inputs)
     scale = call.get("scale")
-    width = context.shape(operands[0])[3]
-    if isinstance(width, Size):
-        raise DeclinedError(f"{call} has heads of symbolic width")
-    _finish(context, call, attend(context, call, operands, Scores(float(1 / math.sqrt(width) if scale is None else scale))))
+    scores = Scores(default_scale(context, call, operands[0]) if scale is None else float(scale))
+    _finish(context, call, attend(context, call, operands, scores))
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {

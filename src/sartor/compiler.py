@@ -286,7 +286,7 @@ class _Choices:
     def choice(self, layer: Layer, problem: Problem) -> Choice | None:
         """Template and configuration; None for a step on the host."""
         if layer.name not in self.found:
-            chosen = None if layer.kind == "host" else choose(problem, self.device)
+            chosen = None if layer.kind in ("bind", "host") else choose(problem, self.device)
             self.found[layer.name] = self.given.get(layer.name, chosen)
         return self.found[layer.name]
 
@@ -316,7 +316,7 @@ def _info(problem: Problem, choice: Choice | None, tuned: bool) -> LayerInfo:
         tuned,
         layer.source,
         "" if plain else str(layer.expression),
-        "" if choice else _operator(layer),
+        "" if choice or layer.kind == "bind" else _operator(layer),
         is_copy(layer),
     )
 

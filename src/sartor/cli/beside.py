@@ -12,7 +12,7 @@ import numpy as np
 from sartor.cli.bench import difference
 from sartor.errors import OptionError, SartorError
 from sartor.graph.layer import Graph
-from sartor.graph.reference import bind_sizes, evaluate_graph, evaluate_layer
+from sartor.graph.reference import bind_layer, bind_sizes, evaluate_graph, evaluate_layer
 
 Array = np.ndarray[Any, Any]
 
@@ -98,6 +98,10 @@ def _alone(graph: Graph, values: Mapping[str, Array], feeds: Mapping[str, Array]
         bind_sizes(graph.tensors[name].shape, array.shape, sizes, f"the input {name}")
     gaps = []
     for layer in graph.layers:
+        if layer.kind == "bind":
+            bind_layer(layer, [values[n] if n in values else graph.constants[n] for n in layer.inputs], sizes)
+            gaps.append(0.0)
+            continue
         names = [n for n in layer.outputs if n]
         for name in names:
             bind_sizes(graph.tensors[name].shape, values[name].shape, sizes, f"the value {name}")

@@ -177,6 +177,8 @@ def _hosts(graph: Any) -> list[Finding]:
     for layer in graph.layers:
         where = f"node {', '.join(layer.source) or layer.name}"
         types = ", ".join(str(graph.tensors[v]) for v in layer.reads) or "nothing"
+        if layer.kind == "bind":  # nothing to compute
+            continue
         if layer.kind == "host":
             operator = onnx.NodeProto.FromString(layer.attributes["node"]).op_type
             found.append(Finding("host", where, f"{operator} of {types} has no native code and runs on the host"))

@@ -13,12 +13,16 @@ from sartor.errors import UnsupportedError
 from sartor.fitting.formulas import FormulaBuilder
 from sartor.fitting.plan import (
     ARENA,
+    BIND,
     CONSTANT,
+    HOST,
     INPUT,
+    NATIVE,
     OUTPUT,
     SIZE,
     TABLE,
     ZEROS,
+    BindStep,
     Blueprint,
     Buffer,
     HostStep,
@@ -92,6 +96,7 @@ class StepBuilder:
         self.values: list[Value] = []
         self.steps: list[Step] = []
         self.hosts: list[HostStep] = []
+        self.binds: list[BindStep] = []
         last = max((*self.storage.stages, *(self.storage.known[v] for v in self.storage.outputs)), default=0)
         self.stages: list[list[Item]] = [[] for _ in range(last + 1)]
         self.tables: dict[Table, int] = {}
@@ -104,17 +109,20 @@ class StepBuilder:
     # --- layers ---
 
     def add_layer(self, number: int, problem: Problem, stage: int, built: Built | None) -> None:
-        """The steps of one layer: those of its implementation, or one on the host."""
+        """The steps of one layer: those of its implementation, one on the host, or one that makes sizes known."""
         items = self.stages[stage]
         first = len(items)
-        if built is None:
-            items.append(Item(1, len(self.hosts)))
+        if problem.layer.kind == "bind":
+            items.append(Item(BIND, len(self.binds)))
+            self.binds.append(self._bind_step(number, problem.layer))
+        elif built is None:
+            items.append(Item(HOST, len(self.hosts)))
             self.hosts.append(self._host_step(number, problem))
         else:
             workspaces = self._workspaces(built.implementation, stage, first)
             places = [self.weights.add(c) for c in built.constants]
             for call in built.implementation.calls:
-                items.append(Item(0, len(self.steps)))
+                items.append(Item(NATIVE, len(self.steps)))
                 self.steps.append(self._step(number, call, problem, built, places, workspaces))
         for value in (*problem.layer.reads, *filter(None, problem.layer.outputs)):
             self._use(value, stage, first, len(items) - 1)
@@ -124,6 +132,14 @@ class StepBuilder:
         inputs = tuple(self.value(v) if v else -1 for v in (*layer.inputs, *layer.extra))
         outputs = tuple(self.value(v) if v else -1 for v in layer.outputs)
         return HostStep(number, inputs, outputs, problem_to_data(problem), tuple(map(tuple, layer.attributes.get("defines", ()))))
+
+    def _bind_step(self, number: int, layer: Layer) -> BindStep:
+        symbols = [""] * (1 + max(place for _, place in layer.attributes["defines"]))
+        for symbol, place in layer.attributes["defines"]:
+            symbols[place] = symbol
+        a = layer.attributes
+        return BindStep(number, tuple(map(self.value, layer.inputs)), a["rule"], tuple(map(self.formula, a["dims"])),
+                        dict(a["options"]), tuple(symbols))  # fmt: skip
 
     def _workspaces(self, implementation: Implementation, stage: int, first: int) -> list[int]:
         """Buffers for the workspaces, alive from the first call that uses them to the last."""
@@ -248,6 +264,7 @@ class StepBuilder:
             buffers,
             tuple(self.steps),
             tuple(self.hosts),
+            tuple(self.binds),
             tuple(map(tuple, self.stages)),
             Slots(*map(tuple, self.slots)),
             tuple(self.tables),

@@ -64,12 +64,15 @@ class Formulas:
         found = [(op, np.array(where, np.intp)) for (_, op), where in sorted(groups.items())]
         return tuple((_UFUNCS[op], where, a[where], b[where]) for op, where in found)
 
-    def evaluate(self, sizes: Mapping[str, int]) -> Values:
-        """The value of every entry; a symbol that `sizes` does not name counts as 0, as does a quotient by 0."""
-        values = self._constants.copy()
+    def evaluate(self, sizes: Mapping[str, int], dtype: type[np.generic] = np.int64) -> NDArray[Any]:
+        """The value of every entry; a symbol that `sizes` does not name counts as 0, as does a quotient by 0.
+
+        In float64 nothing overflows, so that sizes too large for any memory can be told.
+        """
+        values: NDArray[Any] = self._constants.astype(dtype)
         for entry, name in self.symbol_entries:
             values[entry] = sizes.get(name, 0)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             for function, where, a, b in self._batches:
                 values[where] = function(values[a], values[b])
         return values

@@ -3,7 +3,7 @@
 A `Blueprint` is the plan with formulas for sizes; it travels in the program file and needs no template, model or compiler to
 become a `Plan`.  Sizes are entries of one table (`sartor.fitting.formulas`); everything below refers to them by index.
 
-The steps are cut into stages: a stage ends with a host step that makes sizes known which nobody knows before.  Within a stage,
+The steps are cut into stages: a stage ends with a step that makes sizes known which nobody knows before.  Within a stage,
 native steps that follow each other run by one native call.
 """
 
@@ -84,10 +84,27 @@ class HostStep(NamedTuple):
     defines: tuple[tuple[str, int, int], ...] = ()
 
 
-class Item(NamedTuple):
-    """One entry of a stage's list: a native step or a host step, by number."""
+class BindStep(NamedTuple):
+    """Small vectors to read, and the rule (of `sartor.graph.rules`) that makes them sizes, with the sizes and options it needs.
 
-    host: int
+    `symbols` are those it makes known, in the rule's order ("" for one nobody needs).
+    """
+
+    layer: int
+    inputs: tuple[int, ...]
+    rule: str
+    dims: tuple[int, ...]
+    options: Mapping[str, Any]
+    symbols: tuple[str, ...]
+
+
+NATIVE, HOST, BIND = range(3)
+
+
+class Item(NamedTuple):
+    """One entry of a stage's list: a step by its kind (NATIVE, HOST, BIND) and its number."""
+
+    kind: int
     number: int
 
 
@@ -120,6 +137,7 @@ class Blueprint:
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     hosts: tuple[HostStep, ...]
+    binds: tuple[BindStep, ...]
     stages: tuple[tuple[Item, ...], ...]
     slots: Slots
     tables: tuple[Table, ...]
@@ -146,6 +164,9 @@ class Blueprint:
                 HostStep(layer, tuple(i), tuple(o), node, tuple((s, a, b) for s, a, b in defines))
                 for layer, i, o, node, defines in data["hosts"]
             ),
+            binds=tuple(
+                BindStep(layer, tuple(i), rule, tuple(d), options, tuple(s)) for layer, i, rule, d, options, s in data.get("binds", ())
+            ),
             stages=tuple(_rows(Item, stage) for stage in data["stages"]),
             slots=Slots(*map(tuple, data["slots"])),
             tables=_rows(Table, data["tables"]),
@@ -162,7 +183,7 @@ def _rows(kind: type[_Row], data: Sequence[Sequence[Any]]) -> tuple[_Row, ...]:
 
 def _plain(item: Any) -> Any:
     """Rows as lists of their fields."""
-    if isinstance(item, (Value, Buffer, Table, Step, HostStep, Item, Slots)):
+    if isinstance(item, (Value, Buffer, Table, Step, HostStep, BindStep, Item, Slots)):
         return list(item)
     return [_plain(x) for x in item] if isinstance(item, tuple) else item
 

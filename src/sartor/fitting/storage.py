@@ -121,8 +121,11 @@ class _Planner:
             self._add_user(layer)
         self.stage = dict.fromkeys((*graph.inputs, *graph.constants), 0)
         stage = 0
+        self.ending: dict[str, int] = {}  # of layers that make sizes known: the stage they end
         for layer in graph.layers:
-            stage += bool(layer.attributes.get("defines"))
+            if layer.attributes.get("defines"):
+                self.ending[layer.name] = stage
+                stage += 1
             self.stage |= dict.fromkeys(layer.outputs, stage)
 
     def _add_user(self, layer: Layer) -> None:
@@ -373,8 +376,8 @@ class _Planner:
         made = {v: i for i, layer in enumerate(layers) for v in layer.outputs if v}
         read = {v: i for i, layer in enumerate(layers) for v in layer.reads}
         for index, layer in enumerate(layers):
-            result = layer.outputs[0]
-            if result in self.links or result in self.fixed:
+            result = layer.outputs[0] if layer.outputs else ""
+            if not result or result in self.links or result in self.fixed:
                 continue
             for source in layer.reads:
                 if source in self.traits(layer).in_place and self._may_overwrite(layer, source, index, made, read):
@@ -418,4 +421,4 @@ class _Planner:
 
     def _stage_of(self, layer: Layer) -> int:
         """A layer that defines sizes belongs to the stage it ends."""
-        return self.stage[next(v for v in layer.outputs if v)] - bool(layer.attributes.get("defines"))
+        return self.ending[layer.name] if layer.name in self.ending else self.stage[next(v for v in layer.outputs if v)]

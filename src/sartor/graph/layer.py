@@ -46,6 +46,9 @@ topk            X                            axis, largest: places (i64) of the 
                                              equals the lower index first), as many as the output has there
 sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
 iota            -                            (none); the i64 vector 0, 1, 2, ... of the output's length
+bind            small vectors                rule, dims (Dims), options, defines ((symbol, place)...): makes sizes known that depend on
+                                             data.  The rule, one of `sartor.graph.rules`, is given the inputs' contents and the dims and
+                                             gives a size for each symbol.  No output and nothing to compute: a stage of the plan ends here
 host            any                          node (serialized NodeProto), domains ({domain: opset version}), captures (names by which the
                                              node's subgraphs know the inputs that follow the node's own), defines (list of
                                              (symbol, output index, dim index): sizes known only once it has run);
@@ -67,12 +70,13 @@ import numpy as np
 
 from sartor.graph.expression import Expression
 from sartor.graph.tensor import Tensor
-from sartor.sizes import Dim, symbols
+from sartor.sizes import Dim, Size, symbols
 
 __all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "recurrent",
-         "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "host")
+         "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "bind",
+         "host")
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,14 @@ class Layer:
     def reads(self) -> tuple[str, ...]:
         """All values read, without absent ones."""
         return tuple(v for v in (*self.inputs, *self.extra) if v)
+
+
+def layer_symbols(tensors: Mapping[str, Tensor], layer: Layer) -> set[str]:
+    """Names of the symbols in the shapes of a layer's values and in its attributes."""
+    dims: list[Any] = [d for value in (*layer.reads, *filter(None, layer.outputs)) for d in tensors[value].shape]
+    for attribute in layer.attributes.values():
+        dims += attribute if isinstance(attribute, tuple | list) else ()
+    return {name for dim in dims if isinstance(dim, Size) for name in symbols(dim)}
 
 
 @dataclass

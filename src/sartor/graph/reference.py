@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from sartor.errors import FeedError, GraphError
+from sartor.errors import FeedError, GraphError, SartorError
 from sartor.graph.layer import Graph, Layer, Problem
 from sartor.graph.reference_recurrent import recurrent
 from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
+from sartor.graph.rules import known
 from sartor.graph.scalars import FLOATS, Array, evaluate_expression
 from sartor.sizes import Dim, Size, evaluate, substitute
 from sartor.types import from_numpy, to_numpy
 
-__all__ = ["bind_sizes", "evaluate_expression", "evaluate_graph", "evaluate_layer"]
+__all__ = ["bind_layer", "bind_sizes", "evaluate_expression", "evaluate_graph", "evaluate_layer"]
 
 
 # --- kinds: raw(layer, inputs, output shape, sizes) -> the raw result --------------------------------------------------------
@@ -281,6 +282,9 @@ def evaluate_graph(graph: Graph, feeds: Mapping[str, Array], wide: bool = False)
         bind_sizes(graph.tensors[name].shape, values[name].shape, sizes, f"the input {name}")
     last = {name: index for index, layer in enumerate(graph.layers) for name in layer.reads}
     for index, layer in enumerate(graph.layers):
+        if layer.kind == "bind":
+            bind_layer(layer, [values[n] if n in values else graph.constants[n] for n in layer.inputs], sizes)
+            continue
         results = evaluate_layer(graph.problem(layer), values, sizes, wide)
         for name, array in results.items():
             bind_sizes(graph.tensors[name].shape, array.shape, sizes, f"the value {name}")
@@ -289,6 +293,17 @@ def evaluate_graph(graph: Graph, feeds: Mapping[str, Array], wide: bool = False)
             if last.get(name, -1) <= index and name not in graph.outputs:
                 values.pop(name, None)
     return {name: _result(graph, values, name, wide) for name in graph.outputs}
+
+
+def bind_layer(layer: Layer, inputs: list[Array], sizes: dict[str, int]) -> None:
+    """Adds to `sizes` what a `bind` layer makes known; raises `SartorError` where its inputs make no sense."""
+    a = layer.attributes
+    numbers = [array.reshape(-1).tolist() for array in inputs]
+    try:
+        found = known(a["rule"], numbers, [evaluate(d, sizes) for d in a["dims"]], a["options"])
+    except ValueError as problem:
+        raise SartorError(f"{a['options']['what']} {problem}") from None
+    sizes |= {symbol: found[place] for symbol, place in a["defines"]}
 
 
 def _result(graph: Graph, values: Mapping[str, Array], name: str, wide: bool) -> Array:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 
 from sartor.errors import GraphError
 from sartor.graph.expression import BINARY, UNARY, Expression
-from sartor.graph.layer import KINDS, Graph, Layer, Tensor
+from sartor.graph.layer import KINDS, Graph, Layer, Tensor, layer_symbols
 from sartor.graph.reference_recurrent import GATES
-from sartor.sizes import Dim, floordiv, product
+from sartor.graph.rules import RULES
+from sartor.sizes import Dim, Size, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
-PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "host")  # all kinds that carry no expression
+PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "bind", "host")  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
            "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
@@ -28,7 +29,7 @@ _ATTRIBUTES = {
     "transpose": ("perm",), "concat": ("axis",), "slice": ("starts", "steps"), "pad": ("before", "mode"), "gather": ("axis",),
     "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
-    "host": ("node", "domains"),
+    "bind": ("rule", "dims", "defines"), "host": ("node", "domains"),
 }
 
 
@@ -76,6 +77,7 @@ def verify(graph: Graph, before: Graph | None = None) -> None:
             known.add(value)
         if before is None or passed.get(layer.name) is not layer or not _same_types(graph, before, layer):
             _check_layer(graph, layer)
+    _check_order(graph)
     made = {value for layer in graph.layers for value in layer.outputs}
     for name in graph.outputs:
         if name not in made:
@@ -115,6 +117,9 @@ def _check_layer(graph: Graph, layer: Layer) -> None:
         raise GraphError(f"layer {layer.name} has the unknown kind {layer.kind}")
     if missing := [a for a in _ATTRIBUTES.get(layer.kind, ()) if a not in layer.attributes]:
         raise GraphError(f"{where} lacks the attribute {missing[0]}")
+    if layer.kind == "bind":
+        _check_bind(graph, layer, where)
+        return
     if layer.kind != "host":
         if len(layer.outputs) != 1 or not layer.outputs[0]:
             raise GraphError(f"{where} has {len(layer.outputs)} outputs; expected one")
@@ -134,6 +139,28 @@ def _check_layer(graph: Graph, layer: Layer) -> None:
     if layer.kind in _SHAPES and not _SHAPES[layer.kind](layer, inputs, output):
         raise GraphError(f"{where} makes {layer.outputs[0]} of type {output} from {', '.join(map(str, inputs)) or 'nothing'}, "
                          "which does not fit")
+
+
+def _check_bind(graph: Graph, layer: Layer, where: str) -> None:
+    if layer.outputs or layer.extra or layer.expression is not None:
+        raise GraphError(f"{where} makes sizes known, and yet has outputs or computes something")
+    if layer.attributes["rule"] not in RULES:
+        raise GraphError(f"{where} has the unknown rule {layer.attributes['rule']!r}")
+    for name in layer.inputs:
+        if any(isinstance(d, Size) for d in graph.tensors[name].shape):
+            raise GraphError(f"{where} reads {name} of type {graph.tensors[name]}, whose number of elements is not known")
+
+
+def _check_order(graph: Graph) -> None:
+    """Raises `GraphError` where a layer uses a size that a layer after it makes known."""
+    waiting = {entry[0]: layer.name for layer in graph.layers for entry in layer.attributes.get("defines", ())}
+    for layer in graph.layers if waiting else ():
+        own = {entry[0] for entry in layer.attributes.get("defines", ())}
+        for name in layer_symbols(graph.tensors, layer) - own:
+            if name in waiting:
+                raise GraphError(f"layer {layer.name} uses the size {name}, which the layer {waiting[name]} after it makes known")
+        for name in own:
+            del waiting[name]
 
 
 def _check_types(graph: Graph, layer: Layer, inputs: list[Tensor], output: Tensor, where: str) -> None:

@@ -125,7 +125,11 @@ class Context:
         name = self.aliases.get(name, name)
         if name in self.contents:
             return self.contents[name]
-        if not self.is_constant(name) or self.tensor(name).dtype not in ("i64", "i32", "bool", *FLOATS):
+        if self.tensor(name).dtype not in ("i64", "i32", "bool", *FLOATS):
+            return None
+        if 0 in self.tensor(name).shape and not any(isinstance(d, Size) for d in self.tensor(name).shape):
+            return np.empty(self.tensor(name).shape, object)
+        if not self.is_constant(name):
             return None
         if (array := self.constant(name)) is None or array.size > CONTENT_LIMIT:
             return None
@@ -364,6 +368,45 @@ class Context:
                           suffix="" if output else suffix)
 
     # --- sizes -------------------------------------------------------------------------------------------------------------
+
+    def bind(self, rule: str, inputs: Sequence[str], count: int, dims: Sequence[Dim] = (), **options: Any) -> list[Dim]:
+        """Sizes that depend on data: emits a `bind` layer and returns the `count` sizes that its rule finds when the model runs.
+
+        Raises `DeclinedError` where the number of elements it is to read is itself not known.
+        """
+        for name in inputs:
+            if any(isinstance(d, Size) for d in self.shape(name)) or self.dtype(name) == "string":
+                raise DeclinedError(f"{self.call} needs the contents of {name!r}, which may be of any length")
+        found: list[Dim] = [self.symbol(f"{self.call.output(0)}.{rule}_{place}") for place in range(count)]
+        if count:
+            defines = tuple((str(symbol), place) for place, symbol in enumerate(found))
+            attributes = {"rule": rule, "dims": tuple(dims), "options": {**options, "what": str(self.call)}, "defines": defines}
+            self.append(Layer(self.unique_layer(f"{self.call.name}.bind"), "bind", tuple(map(self.value, inputs)), (), attributes,
+                              None, (), (self.call.name,)))
+        return found
+
+    def known_sizes(self, name: str) -> list[Dim]:
+        """Contents of a value that holds sizes, flat; where they are not known, they are from here on, as symbols."""
+        if (dims := self.dims(name)) is not None:
+            return dims
+        elements = self.tensor(name).elements
+        if not isinstance(elements, int):
+            raise DeclinedError(f"{self.call} needs the contents of {name!r}, which may be of any length")
+        dims = self.bind("sizes", [name], elements)
+        if self.dtype(name) in ("i64", "i32"):
+            name = self.aliases.get(name, name)
+            content = np.empty(len(dims), object)
+            content[:] = dims
+            self.contents[name] = content.reshape(self.static_shape(name))
+            self._made.add(name)
+        return dims
+
+    def static_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a value; raises `DeclinedError` where a dimension is symbolic."""
+        shape = self.shape(name)
+        if any(isinstance(d, Size) for d in shape):
+            raise DeclinedError(f"{self.call} needs to know the shape of {name!r}")
+        return tuple(int(d) for d in shape if not isinstance(d, Size))
 
     def same(self, a: Dim, b: Dim, what: str) -> Dim:
         """The common value of two sizes that must be equal; notes a condition where that cannot be told from their form.

@@ -12,7 +12,7 @@ from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of, plain
 from sartor.ops.elementwise import CASTS, Operator
 from sartor.ops.movement import emit_slice
-from sartor.sizes import Dim, ceildiv, maximum, product
+from sartor.sizes import Dim, Size, ceildiv, maximum, product
 
 
 def emit_gather(context: Context, x: str, indices: str, axis: int, output: str | None) -> str:
@@ -134,18 +134,20 @@ def column_of(context: Context, indices: str, place: int, shape: Sequence[Dim]) 
 # --- ranges, fills, masks --------------------------------------------------------------------------------------------------
 
 
+def _range_length(context: Context, call: Call) -> Dim:
+    contents = [context.content(v) for v in call.inputs]
+    if all(c is not None for c in contents):
+        first, end, delta = (plain(c.reshape(-1)[0]) for c in contents if c is not None)
+        if isinstance(delta, int) and delta and all(isinstance(d, int | Size) for d in (first, end)):
+            return maximum(ceildiv(end - first if delta > 0 else first - end, abs(delta)), 0)
+    return context.bind("range", call.inputs, 1, dtype=context.dtype(call.inputs[0]))[0]
+
+
 def _range(context: Context, call: Call) -> None:
     """start + i * step; the count must follow from sizes."""
     start, _, step = call.inputs
-    contents = [context.content(v) for v in call.inputs]
-    if any(c is None for c in contents):
-        raise DeclinedError(f"{call} has a length that depends on data")
-    first, end, delta = (plain(c.reshape(-1)[0]) for c in contents if c is not None)
-    if not isinstance(delta, int) or delta == 0 or isinstance(first, float) or isinstance(end, float):
-        raise DeclinedError(f"{call} has a length that depends on data")
-    span = end - first if delta > 0 else first - end
-    count = maximum(ceildiv(span, abs(delta)), 0)
     dtype = context.dtype(start)
+    count = _range_length(context, call)
     iota = context.arange(count)
 
     def build(e: ExpressionBuilder, i: int, origin: int, scale: int) -> int:
@@ -156,7 +158,7 @@ def _range(context: Context, call: Call) -> None:
 
 
 def _constant_of_shape(context: Context, call: Call) -> None:
-    shape = context.require_dims(call.inputs[0])
+    shape = context.known_sizes(call.inputs[0])
     tensor = call.get("value")
     value = np.zeros((), np.float32) if tensor is None else np.asarray(tensor.numpy()).reshape(())
     filler = context.new_constant(value, f"{call.outputs[0]}.value")
@@ -199,11 +201,11 @@ def _eye_like(context: Context, call: Call) -> None:
 
 def _one_hot(context: Context, call: Call) -> None:
     indices, depth, values = call.inputs
-    known = context.require_dims(depth)
+    known = context.known_sizes(depth)
     shape = list(context.shape(indices))
     axis = axis_of(call.get("axis", -1), len(shape) + 1, call)
     index_type, value_type = context.dtype(indices), context.dtype(values)
-    if index_type[0] not in "iu" or value_type == "string":
+    if index_type in ("bool", "string") or value_type == "string":
         raise DeclinedError(f"{call} has indices of type {index_type}")
     places = context.reshape(wrapped(context, indices, known[0], "wrapped"), [*shape[:axis], 1, *shape[axis:]])
     iota = context.reshape(context.arange(known[0]), [known[0], *[1] * (len(shape) - axis)])

@@ -14,7 +14,8 @@ from typing import Any
 import onnx_ir
 
 from sartor.errors import ModelError, OptionError, UnsupportedError
-from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.graph.layer import Graph, Tensor
+from sartor.graph.passes.dead import living
 from sartor.ops import OPERATORS, contents, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
 from sartor.sizes import Dim, substitute, symbol
@@ -249,13 +250,8 @@ def _rename(graph: Graph, names: Mapping[str, str]) -> None:
 
 
 def _prune(graph: Graph) -> None:
-    needed = set(graph.outputs)
-    kept: list[Layer] = []
-    for layer in reversed(graph.layers):
-        if needed & set(layer.outputs):
-            kept.append(layer)
-            needed.update(layer.reads)
-    graph.layers = kept[::-1]
+    graph.layers = living(graph)
+    needed = {*graph.outputs, *(v for layer in graph.layers for v in layer.reads)}
     named = needed | set(graph.inputs) | {v for layer in graph.layers for v in layer.outputs}
     graph.tensors = {name: tensor for name, tensor in graph.tensors.items() if name in named}
     graph.constants = {name: array for name, array in graph.constants.items() if name in needed}

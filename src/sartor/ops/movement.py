@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sartor.errors import ModelError
-from sartor.graph.expression import identity
+from sartor.graph.expression import ExpressionBuilder, identity
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Array, Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
@@ -63,8 +63,13 @@ def _cancelled(source: Sequence[Dim], taken: Sequence[Dim]) -> tuple[Dim, Dim]:
 
 def _reshape(context: Context, call: Call) -> None:
     x = call.inputs[0]
-    wanted = context.require_dims(call.inputs[1]) if call.version >= 5 else call["shape"]
-    shape = resolve_shape(context, call, context.shape(x), wanted, bool(call.get("allowzero", 0)))
+    source, allow_zero = context.shape(x), bool(call.get("allowzero", 0))
+    wanted = context.dims(call.inputs[1]) if call.version >= 5 else call["shape"]
+    if wanted is not None:
+        shape = resolve_shape(context, call, source, wanted, allow_zero)
+    else:
+        length, = context.static_shape(call.inputs[1])
+        shape = context.bind("reshape", [call.inputs[1]], length, source, allow_zero=allow_zero)
     context.reshape(x, shape, output=call.outputs[0])
 
 
@@ -76,8 +81,9 @@ def _flatten(context: Context, call: Call) -> None:
 
 
 def _axes(context: Context, call: Call) -> list[int] | None:
+    """The axes where they are known or absent."""
     if call.input(1):
-        return context.require_ints(call.inputs[1])
+        return context.ints(call.inputs[1])
     axes: list[int] | None = call.get("axes")
     return axes
 
@@ -85,6 +91,11 @@ def _axes(context: Context, call: Call) -> list[int] | None:
 def _squeeze(context: Context, call: Call) -> None:
     shape = context.shape(call.inputs[0])
     axes = _axes(context, call)
+    if axes is None and call.input(1):
+        count, = context.static_shape(call.inputs[1])
+        rest = context.bind("squeeze", [call.inputs[1]], len(shape) - count, shape)
+        context.reshape(call.inputs[0], rest, output=call.outputs[0])
+        return
     if axes is None:
         if any(isinstance(d, Size) for d in shape):
             raise DeclinedError(f"{call} drops dimensions that depend on sizes")
@@ -98,7 +109,12 @@ def _squeeze(context: Context, call: Call) -> None:
 
 def _unsqueeze(context: Context, call: Call) -> None:
     shape = list(context.shape(call.inputs[0]))
-    axes = _axes(context, call) or []
+    axes = _axes(context, call)
+    if axes is None:
+        count, = context.static_shape(call.inputs[1])
+        longer = context.bind("unsqueeze", [call.inputs[1]], len(shape) + count, shape)
+        context.reshape(call.inputs[0], longer, output=call.outputs[0])
+        return
     rank = len(shape) + len(axes)
     for axis in sorted(axis_of(a, rank, call) for a in axes):
         shape.insert(axis, 1)
@@ -147,7 +163,7 @@ def _split(context: Context, call: Call) -> None:
     shape = context.shape(x)
     axis = axis_of(call.get("axis", 0), len(shape), call)
     if call.input(1):
-        sizes = context.require_dims(call.inputs[1])
+        sizes = context.dims(call.inputs[1]) or context.bind("parts", [call.inputs[1]], len(call.outputs), [shape[axis]])
     else:
         sizes = call.get("split") or _even(context, call, shape[axis])
     if len(sizes) != len(call.outputs):
@@ -159,7 +175,8 @@ def _split(context: Context, call: Call) -> None:
             part = [size if i == axis else d for i, d in enumerate(shape)]
             emit_slice(context, x, starts, [1] * len(shape), part, output=name, suffix=f"part_{number}")
         total = total + size
-    context.same(shape[axis], total, f"dimension {axis}")
+    if not call.input(1) or context.dims(call.inputs[1]) is not None:  # else the rule has looked at it
+        context.same(shape[axis], total, f"dimension {axis}")
 
 
 def _even(context: Context, call: Call, dim: Dim) -> list[Dim]:
@@ -217,6 +234,10 @@ def _slice(context: Context, call: Call) -> None:
     shape = list(context.shape(x))
     rank = len(shape)
     if call.version >= 10:
+        given = [context.dims(v) if v else [] for v in (call.inputs[1], call.inputs[2], call.input(3), call.input(4))]
+        if any(dims is None for dims in given) or any(isinstance(d, Size) for dims in given[2:] for d in dims or ()):
+            _slice_bound(context, call)
+            return
         starts, ends = context.require_dims(call.inputs[1]), context.require_dims(call.inputs[2])
         axes = context.require_ints(call.inputs[3]) if call.input(3) else list(range(len(starts)))
         steps = context.require_ints(call.inputs[4]) if call.input(4) else [1] * len(starts)
@@ -234,32 +255,122 @@ def _slice(context: Context, call: Call) -> None:
     emit_slice(context, x, begins, strides, shape, output=call.outputs[0])
 
 
+def _slice_bound(context: Context, call: Call) -> None:
+    """A slice whose places depend on data.  Where steps do too, the places of each axis become a vector to gather by."""
+    x, shape = call.inputs[0], list(context.shape(call.inputs[0]))
+    rank, (count,) = len(shape), context.static_shape(call.inputs[1])
+    axes = context.ints(call.inputs[3]) if call.input(3) else list(range(count))
+    steps = context.ints(call.inputs[4]) if call.input(4) else [1] * count
+    reads = [*call.inputs[1:3], call.input(3), call.input(4)]
+    for place, numbers in ((2, range(count)), (3, [1] * count)):
+        reads[place] = reads[place] or context.new_constant(np.array(numbers, np.int64), f"{call.outputs[0]}.default")
+    if any(context.shape(v) != (count,) for v in reads):
+        raise ModelError(f"{call} has starts, ends, axes and steps that do not fit each other")
+    found = context.bind("slice", reads, 4 * rank, shape)
+    touched = range(rank) if axes is None else [axis_of(a, rank, call) for a in axes]
+    begins = [found[i] if i in touched else 0 for i in range(rank)]
+    counts = [found[rank + i] if i in touched else shape[i] for i in range(rank)]
+    if steps is not None and (axes is not None or set(steps) <= {1}):
+        strides = dict(zip(touched, steps, strict=False)) if axes is not None else {}
+        emit_slice(context, x, begins, [strides.get(i, 1) for i in range(rank)], counts, output=call.outputs[0])
+        return
+    for i in touched:
+        shape[i] = counts[i]
+        stride = found[2 * rank + i] - found[3 * rank + i]
+        operands = [context.arange(counts[i]), context.size_value(begins[i]), context.size_value(stride)]
+        places = context.elementwise(operands, lambda e, k, begin, step: e("add", begin, e("mul", k, step)), (counts[i],), suffix="places")
+        last = i == touched[-1]
+        x = context.layer("gather", [x, places], Tensor(context.dtype(x), tuple(shape)), axis=i, output=call.outputs[0] if last else None)
+
+
 # --- padding and repeating -------------------------------------------------------------------------------------------------
 
 
 def _pad(context: Context, call: Call) -> None:
     x = call.inputs[0]
     tensor = context.tensor(x)
-    rank = len(tensor.shape)
-    value = 0.0
-    if call.version >= 11:
-        pads = context.require_dims(call.inputs[1])
-        if call.input(2):
-            value = context.require_constant(call.inputs[2]).item()
-        axes = context.require_ints(call.inputs[3]) if call.input(3) else list(range(rank))
+    if tensor.dtype == "string":
+        raise DeclinedError(f"{call} pads strings")
+    before, shape = _pads(context, call, tensor.shape)
+    fill, value = call.input(2) if call.version >= 11 else "", float(call.get("value", 0.0)) if call.version < 11 else 0.0
+    if fill and (array := context.constant(fill)) is not None and _as_float(array) == array.item():
+        fill, value = "", _as_float(array)
+    constant = call.get("mode", "constant") == "constant"
+    later = bool(fill) and constant
+    padded = context.layer("pad", [x], Tensor(tensor.dtype, tuple(shape)), output=None if later else call.outputs[0],
+                           before=tuple(before), mode=call.get("mode", "constant"), value=value)
+    if later:
+        _fill_outside(context, padded, context.reshape(fill, ()), tensor.shape, before, call.outputs[0])
+
+
+def _as_float(array: Array) -> float:
+    """A constant of one element as a float, which may not be able to hold it."""
+    return float(array.reshape(-1)[0])
+
+
+def _pads(context: Context, call: Call, source: Sequence[Dim]) -> tuple[list[Dim], list[Dim]]:
+    """How much comes before each dimension (less than 0: is cut off), and the padded shape."""
+    rank = len(source)
+    axes: Sequence[int] | None = range(rank)
+    if call.version < 11:
+        pads = call["pads"] if call.version >= 2 else call["paddings"]
     else:
-        pads, axes = call["pads"] if call.version >= 2 else call["paddings"], list(range(rank))
-        value = call.get("value", 0.0)
-    if tensor.dtype == "string" or len(pads) != 2 * len(axes):
+        pads = context.dims(call.inputs[1])
+        axes = context.ints(call.inputs[3]) if call.input(3) else axes
+    if pads is None or axes is None:
+        given = call.input(3) or context.new_constant(np.arange(rank, dtype=np.int64), f"{call.outputs[0]}.axes")
+        if context.static_shape(call.inputs[1]) != (2 * context.static_shape(given)[0],):
+            raise ModelError(f"{call} has pads that do not fit its axes")
+        found = context.bind("pad", [call.inputs[1], given], 3 * rank, source, mode=call.get("mode", "constant"))
+        touched = range(rank) if axes is None else [axis_of(a, rank, call) for a in axes]
+        return ([found[i] - found[rank + i] if i in touched else 0 for i in range(rank)],
+                [found[2 * rank + i] if i in touched else source[i] for i in range(rank)])
+    if len(pads) != 2 * len(axes):
         raise ModelError(f"{call} has {len(pads)} pads for {len(axes)} dimensions")
     before: list[Dim] = [0] * rank
-    shape = list(tensor.shape)
+    shape = list(source)
     for i, axis in enumerate(axes):
         place = axis_of(axis, rank, call)
         before[place] = pads[i]
         shape[place] = shape[place] + pads[i] + pads[len(axes) + i]
-    context.layer("pad", [x], Tensor(tensor.dtype, tuple(shape)), output=call.outputs[0], before=tuple(before),
-                  mode=call.get("mode", "constant"), value=float(value))
+    return before, shape
+
+
+def _fill_outside(context: Context, padded: str, fill: str, source: Sequence[Dim], before: Sequence[Dim], output: str) -> None:
+    """Puts a value where a padded tensor has nothing of what was padded."""
+    shape = context.shape(padded)
+    operands = [padded, fill]
+    for i, dim in enumerate(source):
+        if shape[i] != dim or before[i] != 0:
+            operands += [context.reshape(context.arange(shape[i]), (shape[i], *[1] * (len(shape) - i - 1))),
+                         context.size_value(before[i]), context.size_value(before[i] + dim)]
+
+    def build(e: ExpressionBuilder, x: int, value: int, *places: int) -> int:
+        out = x
+        for i, first, end in zip(places[::3], places[1::3], places[2::3], strict=True):
+            out = e("select", e("and", e("ge", i, first), e("lt", i, end)), out, value)
+        return out
+
+    context.elementwise(operands, build, shape, output=output)
+
+
+def _center_crop_pad(context: Context, call: Call) -> None:
+    """Each axis cut, or padded with zeros, on both sides; of an odd difference the larger half comes after."""
+    x = call.inputs[0]
+    tensor = context.tensor(x)
+    rank = len(tensor.shape)
+    axes = [axis_of(a, rank, call) for a in (call.get("axes") or range(rank))]
+    wanted = context.known_sizes(call.inputs[1])
+    if len(wanted) != len(axes) or tensor.dtype == "string":
+        raise ModelError(f"{call} is given {len(wanted)} sizes for {len(axes)} dimensions")
+    shape = list(tensor.shape)
+    before: list[Dim] = [0] * rank
+    for axis, size in zip(axes, wanted, strict=True):
+        more = size - shape[axis]
+        before[axis] = floordiv(maximum(more, 0), 2) - floordiv(maximum(more * -1, 0), 2)
+        shape[axis] = size
+    context.layer("pad", [x], Tensor(tensor.dtype, tuple(shape)), output=call.outputs[0], before=tuple(before), mode="constant",
+                  value=0.0)
 
 
 def _broadcast_to(context: Context, x: str, shape: Sequence[Dim], output: str | None) -> str:
@@ -270,9 +381,21 @@ def _broadcast_to(context: Context, x: str, shape: Sequence[Dim], output: str | 
                          expression=identity(dtype))
 
 
+def _expanded(context: Context, call: Call) -> tuple[Dim, ...]:
+    """The shape that the input and a wanted shape broadcast to."""
+    source, wanted = context.shape(call.inputs[0]), context.dims(call.inputs[1])
+    if wanted is not None:
+        return context.broadcast([source, wanted])
+    length, = context.static_shape(call.inputs[1])
+    rank = max(len(source), length)
+    found = context.bind("expand", [call.inputs[1]], rank, source)
+    known = [1] * (rank - len(source)) + list(source)
+    return tuple(d if isinstance(d, int) and d != 1 else f for d, f in zip(known, found, strict=True))
+
+
 def _expand(context: Context, call: Call) -> None:
     x = call.inputs[0]
-    shape = context.broadcast([context.shape(x), context.require_dims(call.inputs[1])])
+    shape = _expanded(context, call)
     if shape == context.shape(x):
         context.alias(call.outputs[0], x)
     else:
@@ -283,7 +406,7 @@ def _tile(context: Context, call: Call) -> None:
     """Repeats by broadcasting over a new dimension in front of each repeated one."""
     x = call.inputs[0]
     shape = context.shape(x)
-    repeats: Sequence[Dim] = context.require_dims(call.inputs[1])
+    repeats: Sequence[Dim] = context.known_sizes(call.inputs[1])
     if call.version < 6:  # tiles along one axis
         axis, = context.require_ints(call.inputs[2])
         repeats = [repeats[0] if i == axis else 1 for i in range(len(shape))]
@@ -327,6 +450,7 @@ def _space_to_depth(context: Context, call: Call) -> None:
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {
+    ("", "CenterCropPad"): _center_crop_pad,
     ("", "Concat"): _concat,
     ("", "DepthToSpace"): _depth_to_space,
     ("", "Dropout"): _dropout,

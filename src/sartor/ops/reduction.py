@@ -15,7 +15,10 @@ def reduction(op: str) -> Operator:
     def lower(context: Context, call: Call) -> None:
         x = call.inputs[0]
         rank = len(context.shape(x))
-        given = context.require_ints(call.inputs[1]) if call.input(1) else call.get("axes")
+        given = context.ints(call.inputs[1]) if call.input(1) else call.get("axes")
+        if given is None and call.input(1):
+            _emit_bound(context, call, op)
+            return
         if not given and call.get("noop_with_empty_axes", 0):
             context.copy(x, call.outputs[0])
             return
@@ -23,6 +26,18 @@ def reduction(op: str) -> Operator:
         emit(context, call, op, axes, bool(call.get("keepdims", 1)))
 
     return lower
+
+
+def _emit_bound(context: Context, call: Call, op: str) -> None:
+    """A reduction along axes that depend on data: each dimension is seen as two, one kept and one reduced, one of them of size 1."""
+    x, keep = call.inputs[0], bool(call.get("keepdims", 1))
+    tensor = context.tensor(x)
+    rank, (count,) = len(tensor.shape), context.static_shape(call.inputs[1])
+    found = context.bind("reduce", [call.inputs[1]], 2 * rank if keep else 3 * rank - count, tensor.shape, keep=keep)
+    pairs = context.reshape(x, found[:2 * rank], suffix="pairs")
+    kept = tuple(1 if i % 2 else d for i, d in enumerate(found[:2 * rank]))
+    made = context.layer("reduce", [pairs], Tensor(tensor.dtype, kept), op=op, axes=tuple(range(1, 2 * rank, 2)), select_last=False)
+    context.reshape(made, found[0:2 * rank:2] if keep else found[2 * rank:], output=call.outputs[0])
 
 
 def emit(context: Context, call: Call, op: str, axes: Sequence[int], keep: bool, dtype: str = "",

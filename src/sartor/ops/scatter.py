@@ -166,9 +166,13 @@ def _top_k(context: Context, call: Call) -> None:
     if not tensor.shape or tensor.dtype in ("bool", "string"):
         raise DeclinedError(f"{call} has an input of type {tensor}")
     axis = axis_of(call.get("axis", -1), len(tensor.shape), call)
-    count: Dim = context.require_dims(call.inputs[1])[0] if call.input(1) else call["k"]
-    context.require_at_least(tensor.shape[axis], count)
-    context.require_at_least(count, 0)
+    count: Dim
+    if call.input(1) and context.dims(call.inputs[1]) is None:
+        count, = context.bind("at_most", [call.inputs[1]], 1, [tensor.shape[axis]])
+    else:
+        count = context.require_dims(call.inputs[1])[0] if call.input(1) else call["k"]
+        context.require_at_least(tensor.shape[axis], count)
+        context.require_at_least(count, 0)
     shape = tuple(count if i == axis else d for i, d in enumerate(tensor.shape))
     places = context.layer("topk", [x], Tensor("i64", shape), output=call.output(1) or None, suffix="places",
                            axis=axis, largest=bool(call.get("largest", 1)))
@@ -242,7 +246,7 @@ def _max_unpool(context: Context, call: Call) -> None:
         raise ModelError(f"{call} has a kernel, strides or pads that do not fit its input {tensor}")
     sizes = [(d - 1) * strides[i] - pads[i] - pads[i + rank] + kernel[i] for i, d in enumerate(tensor.shape[2:])]
     shape = (*tensor.shape[:2], *sizes)
-    wanted = tuple(context.require_dims(call.inputs[2])) if call.input(2) else shape
+    wanted = tuple(context.known_sizes(call.inputs[2])) if call.input(2) else shape
     if len(wanted) != len(shape):
         raise ModelError(f"{call} wants {len(wanted)} dimensions for an input of {len(shape)}")
     for size, dim in zip(wanted, shape, strict=True):

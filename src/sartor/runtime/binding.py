@@ -14,9 +14,25 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.errors import FeedError
+from sartor.errors import FeedError, SartorError
 from sartor.fitting.arena import Arena, plan_arena
-from sartor.fitting.plan import ARENA, CONSTANT, INPUT, OUTPUT, TABLE, ZEROS, Blueprint, Item, Plan, Table, Task
+from sartor.fitting.formulas import SYMBOL
+from sartor.fitting.plan import (
+    ARENA,
+    BIND,
+    CONSTANT,
+    HOST,
+    INPUT,
+    NATIVE,
+    OUTPUT,
+    TABLE,
+    ZEROS,
+    Blueprint,
+    Item,
+    Plan,
+    Table,
+    Task,
+)
 from sartor.runtime.executor import (
     TASK_ARGS,
     TASK_CHUNK,
@@ -36,6 +52,7 @@ _MULTIPLY_ADDS = 2e10
 _BYTES = 1e10
 _SMALL_TASK = 1.5e-6  # seconds; a barrier costs less than this, but not much less
 _SMALL_RUN = 12e-6  # seconds; waking the other threads costs about as much
+LARGEST = 1 << 56  # elements that no memory holds; numbers of bytes up to here do not overflow
 _HELD_RUN = 20e-6  # seconds; runs shorter than this keep the interpreter lock: giving it back and forth would cost more
 
 
@@ -45,7 +62,7 @@ class Layout:
     def __init__(self, program: Program, stage: int) -> None:
         blueprint = program.blueprint
         self.items = blueprint.stages[stage]
-        steps = [blueprint.steps[item.number] for item in self.items if not item.host]
+        steps = [blueprint.steps[item.number] for item in self.items if item.kind == NATIVE]
         self.steps = steps
         self.segments = _segments(self.items)
         chosen = [i for step in steps for i in range(step.first, step.first + step.count)]
@@ -69,13 +86,12 @@ class Layout:
 
 
 def _segments(items: Sequence[Item]) -> list[tuple[int, int]]:
-    """(host step, -1) for each host step, and (first, end) among the native steps for each run of them; native first elements are
-    marked by an end of 0 or more."""
+    """(number, minus the kind) for each step that is not native, and (first, end) among the native steps for each run of them."""
     segments: list[tuple[int, int]] = []
     native = 0
     for item in items:
-        if item.host:
-            segments.append((item.number, -1))
+        if item.kind != NATIVE:
+            segments.append((item.number, -item.kind))
             continue
         if segments and segments[-1][1] == native:
             segments[-1] = (segments[-1][0], native + 1)
@@ -186,13 +202,58 @@ class Binder:
         for number, shape in zip(blueprint.inputs, shapes, strict=True):
             if tuple(values[list(blueprint.values[number].shape)].tolist()) != tuple(shape):
                 raise FeedError(self._misfit(number, shape, sizes))
-        for a, b in blueprint.conditions:
-            if values[a] != values[b]:
+        self._check_conditions(0, values, sizes)
+        return sizes
+
+    def _check_conditions(self, stage: int, values: Words, sizes: Mapping[str, int]) -> None:
+        """Raises `FeedError` where a condition that can be told from this stage on does not hold."""
+        for (a, b), known in zip(self.blueprint.conditions, self._condition_stages, strict=True):
+            if known == stage and values[a] != values[b]:
                 raise FeedError(
                     f"the network cannot work at the sizes {_sizes_text(sizes)}: two tensors that are combined would have "
                     f"{values[a]} and {values[b]} elements in one dimension"
                 )
-        return sizes
+
+    @cached_property
+    def _known(self) -> list[int]:
+        """For each formula the stage from which on its symbols are known; -1 where one never is, since nothing needs it."""
+        blueprint, formulas = self.blueprint, self.blueprint.formulas
+        symbols = {name: 0 for _, _, name in self._input_symbols}
+        for stage, items in enumerate(blueprint.stages):
+            for item in items:
+                if item.kind == HOST:
+                    symbols |= {entry[0]: stage + 1 for entry in blueprint.hosts[item.number].defines}
+                elif item.kind == BIND:
+                    symbols |= dict.fromkeys(filter(None, blueprint.binds[item.number].symbols), stage + 1)
+        known: list[int] = []
+        for op, a, b in zip(formulas.op, formulas.a, formulas.b, strict=True):
+            if op <= SYMBOL:
+                known.append(symbols.get(formulas.symbols[a], -1) if op == SYMBOL else 0)
+            else:
+                known.append(-1 if min(known[a], known[b]) < 0 else max(known[a], known[b]))
+        return known
+
+    @cached_property
+    def _condition_stages(self) -> list[int]:
+        return [-1 if min(known := (self._known[a], self._known[b])) < 0 else max(known) for a, b in self.blueprint.conditions]
+
+    @cached_property
+    def _shape_stages(self) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
+        """The values, with their shapes' formulas, whose sizes are known from a stage on, by that stage."""
+        found: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
+        for value in self.blueprint.values:
+            known = [self._known[f] for f in value.shape]
+            if min(known, default=0) >= 0:
+                found.setdefault(max(known, default=0), []).append((value.name, value.shape))
+        return found
+
+    def _check_shapes(self, stage: int, values: Words, sizes: Mapping[str, int]) -> None:
+        """Raises `SartorError` where a size that is known from this stage on is below 0, or more than a number of bytes can be."""
+        exact = self.blueprint.formulas.evaluate(sizes, np.float64)
+        for name, shape in self._shape_stages.get(stage, ()):
+            if shape and (min(values[list(shape)]) < 0 or np.prod(exact[list(shape)]) > LARGEST):
+                dims = ", ".join(f"{d:.0f}" for d in exact[list(shape)])
+                raise SartorError(f"the value {name} would have the shape [{dims}], which no array can have")
 
     def _misfit(self, number: int, shape: Sequence[int], sizes: Mapping[str, int] | None = None) -> str:
         name = self.blueprint.values[number].name
@@ -201,10 +262,19 @@ class Binder:
         where = f" with {_sizes_text({s: sizes[s] for s in used})}" if sizes and used else ""
         return f"the input {name} has the shape [{', '.join(map(str, shape))}]; expected [{expected}]{where}"
 
-    def bind(self, stage: int, sizes: Mapping[str, int], before: Sequence[BoundStage] = ()) -> BoundStage:
-        """Stage number `stage` at these sizes, those before being bound already."""
+    def bind(self, stage: int, sizes: Mapping[str, int], before: Sequence[BoundStage] = (), checked: bool = True) -> BoundStage:
+        """Stage number `stage` at these sizes, those before being bound already.
+
+        Raises
+        ------
+        SartorError
+            The network cannot work at these sizes; not looked at where `checked` is false, for sizes that are not known yet.
+        """
         layout, blueprint = self.layout(stage), self.blueprint
         values = blueprint.formulas.evaluate(sizes)
+        if checked and stage:
+            self._check_conditions(stage, values, sizes)
+            self._check_shapes(stage, values, sizes)
         arena = plan_arena(values[layout.buffer_sizes].tolist(), layout.buffer_first, layout.buffer_last)
         offsets = dict(zip(layout.buffers.tolist(), arena.offsets, strict=True))
         tables, length = self._place_tables(layout, values)
@@ -351,7 +421,8 @@ class Binder:
         tasks: list[Task] = []
         for bound in stages:
             for item in bound.layout.items:
-                tasks.append(self._host_task(item.number, bound) if item.host else self._native_task(item.number, bound))
+                if item.kind != BIND:
+                    tasks.append(self._host_task(item.number, bound) if item.kind == HOST else self._native_task(item.number, bound))
         threads = max(bound.threads for bound in stages)
         return Plan(
             arena_bytes=sum(b.arena.bytes for b in stages),

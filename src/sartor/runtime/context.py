@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,6 +83,8 @@ class Memory:
         arena = self.arenas.get(stage)
         small = self.scratch.shape[0] < bound.threads or self.scratch.shape[1] < bound.scratch_bytes
         try:
+            if max(bound.arena.bytes, bound.threads * bound.scratch_bytes) > memory_bytes():
+                raise MemoryError
             if arena is None or len(arena) < bound.arena.bytes:
                 self.contexts.clear()
                 self.arenas.pop(stage, None)
@@ -93,6 +97,15 @@ class Memory:
                 f"there is not enough memory for these sizes: the network needs {bound.arena.bytes} bytes between its "
                 f"layers and {bound.threads} times {bound.scratch_bytes} bytes of scratch"
             ) from None
+
+
+@cache
+def memory_bytes() -> int:
+    """What memory this machine has; more than any array where it does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 1 << 62
 
 
 def _not_native(*arrays: Array) -> int:

@@ -31,7 +31,7 @@ from sartor.runtime.image import Code, load_code, map_weights
 from sartor.sizes import from_data, to_data
 
 MAGIC = b"SARTOR\x1a\n"
-FORMAT = 1
+FORMAT = 2
 """Version of the file format; a file with a larger one is refused."""
 
 _PREFIX = struct.Struct("<8sIIQII")  # magic, format, checksum of the header, its bytes, two unused

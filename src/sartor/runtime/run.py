@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import SartorError
-from sartor.fitting.plan import ARENA, CONSTANT, INPUT, Value
-from sartor.runtime.binding import BoundStage
-from sartor.runtime.context import Array, Context
+from sartor.fitting.plan import ARENA, BIND, CONSTANT, INPUT, BindStep, Value
+from sartor.graph.rules import known
+from sartor.runtime.binding import BoundStage, OutputArray
+from sartor.runtime.context import Array, Context, memory_bytes
 from sartor.types import to_numpy
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Run:
                 self.stages.append(bound)
                 self.session.check_made(self.given, bound)
                 for output in bound.outputs:
-                    self.outputs[output.index] = self.given.get(output.index, np.empty(output.shape, output.dtype))
+                    given = self.given.get(output.index)
+                    self.outputs[output.index] = self.make(output) if given is None else given
                 self.contexts.append(memory.context(self.program, stage, bound))
                 for number, array in arrived.items():
                     self.view(number)[...] = array
@@ -58,7 +61,9 @@ class Run:
         externals = (*self.inputs, *self.outputs, *(c.arena for c in self.contexts[:-1]))
         arrived: dict[int, Array] = {}
         for (first, end), runner in zip(self.stages[-1].layout.segments, context.runners, strict=True):
-            if runner is None:
+            if end == -BIND:
+                self.run_bind(self.program.blueprint.binds[first])
+            elif runner is None:
                 start = time.perf_counter()
                 arrived |= self.run_host(first)
                 self.spend(self.program.blueprint.hosts[first].layer, time.perf_counter() - start)
@@ -91,6 +96,27 @@ class Run:
                 )
             place[...] = result
         return arrived
+
+    def run_bind(self, step: BindStep) -> None:
+        """Makes sizes known from what small vectors hold."""
+        sizes = self.stages[-1].values
+        numbers = [self.view(v).reshape(-1).tolist() for v in step.inputs]
+        try:
+            found = known(step.rule, numbers, sizes[list(step.dims)].tolist(), step.options)
+        except ValueError as problem:
+            raise SartorError(f"{step.options['what']} {problem}") from None
+        self.sizes |= {symbol: size for symbol, size in zip(step.symbols, found, strict=False) if symbol}
+
+    def make(self, output: OutputArray) -> Array:
+        """A new array for an output."""
+        size = prod(output.shape) * output.dtype.itemsize
+        try:
+            if size > memory_bytes():
+                raise MemoryError
+            return np.empty(output.shape, output.dtype)
+        except MemoryError:
+            name = self.session.output_names[output.index]
+            raise SartorError(f"there is not enough memory for the output {name} of the shape {list(output.shape)}") from None
 
     def view(self, number: int) -> Array:
         """A value's place in memory as an array."""

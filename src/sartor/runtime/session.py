@@ -35,6 +35,9 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 KEPT_PLANS = 64
 """How many sets of sizes a session keeps plans for."""
 
+KEPT_STAGES = 64
+"""How many sets of sizes found in runs each of these keeps the later stages for."""
+
 _READY = 0x101  # NumPy's flags C_CONTIGUOUS and ALIGNED
 _told: set[str] = set()
 
@@ -52,7 +55,7 @@ class Ready:
         self.made = tuple((o.shape, o.dtype) for o in first.outputs)
         # One native call does it all: one stage, one segment, no host step.
         self.simple = len(program.blueprint.stages) == 1 and [end >= 0 for _, end in first.layout.segments] == [True]
-        self.later: dict[tuple[int, tuple[int, ...]], BoundStage] = {}
+        self.later: OrderedDict[tuple[int, tuple[int, ...]], BoundStage] = OrderedDict()
 
 
 class Session:
@@ -240,9 +243,11 @@ class Session:
         key = (stage, tuple(sizes.values()))
         with self._lock:
             if (bound := ready.later.get(key)) is None:
-                if len(ready.later) > KEPT_PLANS:
-                    ready.later.clear()
                 bound = ready.later[key] = self._binder.bind(stage, sizes, before)
+                if len(ready.later) > KEPT_STAGES * (len(self.program.blueprint.stages) - 1):
+                    ready.later.popitem(last=False)
+            else:
+                ready.later.move_to_end(key)
             return bound
 
     def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
@@ -261,7 +266,7 @@ class Session:
         stages = [ready.first]
         with self._lock:
             for stage in range(1, len(self.program.blueprint.stages)):
-                stages.append(self._binder.bind(stage, ready.sizes, stages))
+                stages.append(self._binder.bind(stage, ready.sizes, stages, checked=False))
         return self._binder.plan(stages)
 
     def profile(self, feeds: Mapping[str, Array]) -> dict[str, float]:

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from sartor.graph.layer import Graph, Layer
+from sartor.graph.layer import Graph, Layer, layer_symbols
 from sartor.graph.passes.editor import Editor
-from sartor.sizes import Size, symbols
+from sartor.sizes import symbols
 
 
 def run(graph: Graph) -> Graph:
-    """Drops dead layers (pure: the graph given stays as it was).
-
-    A host layer that defines a size which a living layer's shapes or attributes use is alive.
-    """
+    """Drops dead layers (pure: the graph given stays as it was)."""
     editor = Editor(graph)
-    needed, sizes = set(graph.outputs), set()
-    for name in graph.outputs:
-        sizes |= _symbols(graph.tensors[name].shape)
-    for layer in reversed(graph.layers):
-        defined = {entry[0] for entry in layer.attributes.get("defines", ())}
-        if not needed & set(layer.outputs) and not defined & sizes:
+    kept = {layer.name for layer in living(graph)}
+    for layer in graph.layers:
+        if layer.name not in kept:
             editor.remove(layer)
-            continue
-        needed.update(layer.reads)
-        sizes |= _layer_symbols(graph, layer)
     return editor.finish()
 
 
-def _layer_symbols(graph: Graph, layer: Layer) -> set[str]:
-    found: set[str] = set()
-    for value in (*layer.reads, *(v for v in layer.outputs if v)):
-        found |= _symbols(graph.tensors[value].shape)
-    for attribute in layer.attributes.values():
-        if isinstance(attribute, (tuple, list)):
-            found |= _symbols(attribute)
-    return found
-
-
-def _symbols(dims: Iterable[Any]) -> set[str]:
-    return {name for dim in dims if isinstance(dim, Size) for name in symbols(dim)}
+def living(graph: Graph) -> list[Layer]:
+    """The layers that the graph's outputs need, in order: for their values, or for sizes that they make known."""
+    needed, sizes = set(graph.outputs), {s for name in graph.outputs for d in graph.tensors[name].shape for s in symbols(d)}
+    kept: list[Layer] = []
+    for layer in reversed(graph.layers):
+        defined = {entry[0] for entry in layer.attributes.get("defines", ())}
+        if needed & set(layer.outputs) or defined & sizes:
+            kept.append(layer)
+            needed.update(layer.reads)
+            sizes |= layer_symbols(graph.tensors, layer)
+    return kept[::-1]

@@ -15,7 +15,7 @@ LIMIT = 1 << 20  # bytes of the largest constants that are compared
 def run(graph: Graph) -> Graph:
     """Merges equal layers and equal constants (pure: the graph given stays as it was).
 
-    Layers that run on the host stay, as they may be random.
+    Layers that run on the host stay, as they may be random, and so do those that make sizes known.
     """
     editor = Editor(graph)
     contents: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -27,7 +27,7 @@ def run(graph: Graph) -> Graph:
             editor.redirect(name, first)
     seen: dict[Any, Layer] = {}
     for layer in editor.each():
-        if layer.kind == "host":
+        if layer.kind in ("bind", "host"):
             continue
         output = editor.tensors[layer.outputs[0]]
         key_of_layer = (layer.kind, layer.inputs, layer.extra, layer.expression, frozen(layer.attributes), output)

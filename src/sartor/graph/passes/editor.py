@@ -16,7 +16,7 @@ import numpy as np
 
 from sartor.errors import GraphError
 from sartor.graph.expression import Expression, identity
-from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.graph.layer import Graph, Layer, Tensor, layer_symbols
 from sartor.sizes import Dim
 from sartor.types import from_numpy
 
@@ -224,6 +224,9 @@ class Editor:
     def _sorted(self) -> list[Layer]:
         order = {name: index for index, name in enumerate(self._layers)}
         waiting = {name: {m for v in layer.reads if (m := self._producer.get(v)) is not None} for name, layer in self._layers.items()}
+        definer = {entry[0]: name for name, layer in self._layers.items() for entry in layer.attributes.get("defines", ())}
+        for name, layer in self._layers.items() if definer else ():
+            waiting[name] |= {definer[s] for s in layer_symbols(self.tensors, layer) if s in definer} - {name}
         after: dict[str, list[str]] = {}
         for name, makers in waiting.items():
             for maker in makers:

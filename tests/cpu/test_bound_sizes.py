@@ -1,0 +1,212 @@
+"""Operators whose sizes depend on data: natively, beside onnx's reference, with sizes that change from run to run."""
+
+import numpy as np
+import pytest
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+import sartor
+from sartor.errors import SartorError
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((3, 4, 6)).astype(np.float32)
+
+
+def model(body, opset=21):
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["":{opset}]> g {body}')
+
+
+def ints(*values):
+    return np.array(values, np.int64)
+
+
+def check(proto, feeds, tmp_path=None, tolerance=1e-5):
+    """Compares runs of one session, for each of `feeds`, with onnx's reference; nothing may run on the host."""
+    program = sartor.compile(proto, threads=2)
+    assert program.fallbacks == ()
+    if tmp_path is not None:
+        program.save(tmp_path / "p.sartor")
+        program = sartor.Program.load(tmp_path / "p.sartor")
+    reference = ReferenceEvaluator(proto)
+    with sartor.Session(program) as session:
+        for feed in (*feeds, *feeds):
+            got = session.run(feed)
+            wanted = dict(zip(got, reference.run(None, feed), strict=True))
+            for name, array in got.items():
+                assert array.shape == wanted[name].shape
+                assert array.dtype == wanted[name].dtype
+                np.testing.assert_allclose(array.astype(np.float64), wanted[name].astype(np.float64), tolerance, tolerance)
+
+
+def refuses(proto, feed, *words):
+    """The run ends in one sentence with these words, and the session still works afterwards."""
+    with sartor.Session(sartor.compile(proto, threads=1)) as session, pytest.raises(SartorError) as problem:
+        session.run(feed)
+    text = str(problem.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+# --- views -----------------------------------------------------------------------------------------------------------------
+
+RESHAPE = "(float[a,4,6] x, int64[2] s) => (float[p,q] z) { r = Relu(x)  y = Reshape(r, s)  z = Neg(y) }"
+
+
+def test_reshape_resolves_zero_and_the_open_dimension(tmp_path):
+    feeds = [{"x": X[:n], "s": s} for n, s in ((3, ints(12, 6)), (3, ints(-1, 3)), (2, ints(0, -1)), (1, ints(24, 1)), (0, ints(0, 4)))]
+    check(model(RESHAPE), feeds, tmp_path)
+
+
+def test_reshape_with_zeros_allowed():
+    proto = model("(float[a,4] x, int64[3] s) => (float[p,q,r] y) { y = Reshape<allowzero=1>(x, s) }")
+    check(proto, [{"x": X[0, :0, :4], "s": ints(3, 0, 7)}, {"x": X[0, :2, :4], "s": ints(2, 2, 2)}])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (ints(5, 5), ["(Reshape) cannot turn the shape [3, 4, 6] into [5, 5]"]),
+        (ints(-1, -1), ["leaves two dimensions open"]),
+        (ints(-1, 7), ["cannot turn"]),
+        (ints(-2, -36), ["the size -2"]),
+        (ints(1 << 33, 1 << 33), ["cannot turn"]),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_refused(shape, words):
+    refuses(model(RESHAPE), {"x": X, "s": shape}, *words)
+
+
+def test_a_shape_computed_by_the_model():
+    proto = model("""(float[a,b] x, float[2] f) => (float[p,q] y) {
+        r = Relu(x)  c = Cast<to=7>(f)  y = Reshape(r, c) }""")
+    check(proto, [{"x": X[0], "f": np.array([8, 3], np.float32)}, {"x": X[0], "f": np.array([-1, 2], np.float32)}])
+
+
+def test_squeeze_and_unsqueeze_along_axes_of_the_run():
+    proto = model("(float[1,a,1] x, int64[1] i) => (float[p,q] y) { y = Squeeze(x, i) }")
+    check(proto, [{"x": X[:1, :, :1], "i": ints(0)}, {"x": X[:1, :3, :1], "i": ints(-1)}])
+    refuses(proto, {"x": X[:1, :, :1], "i": ints(1)}, "drops dimension 1, which has 4 elements")
+    proto = model("(float[a,b] x, int64[2] i) => (float[p,q,r,s] y) { y = Unsqueeze(x, i) }")
+    check(proto, [{"x": X[0], "i": i} for i in (ints(0, 1), ints(-1, 0), ints(3, 1))])
+    refuses(proto, {"x": X[0], "i": ints(1, 1)}, "an axis twice")
+    refuses(proto, {"x": X[0], "i": ints(0, 4)}, "the axis 4 for 4 dimensions")
+
+
+# --- repeating and filling -------------------------------------------------------------------------------------------------
+
+
+def test_expand_and_tile():
+    proto = model("(float[a,1,b] x, int64[3] s) => (float[p,q,r] y) { r = Relu(x)  y = Expand(r, s) }")
+    feeds = [(X[:, :1], ints(1, 5, 6)), (X[:1, :1], ints(4, 2, 1)), (X[:, :1, :1], ints(3, 1, 7)), (X[:1, :1], ints(0, 3, 1))]
+    check(proto, [{"x": x, "s": s} for x, s in feeds])
+    refuses(proto, {"x": X[:, :1], "s": ints(2, 1, 1)}, "cannot expand the shape [3, 1, 6] to [2, 1, 1]")
+    refuses(proto, {"x": X[:1, :1, :1], "s": ints(1 << 40, 1 << 10, 1)}, "[1099511627776, 1024, 1]")
+    refuses(proto, {"x": X[:1, :1, :1], "s": ints(1 << 50, 1 << 50, 1)}, "which no array can have")
+    proto = model("(float[a,b] x, int64[2] s) => (float[p,q] y) { y = Tile(x, s) }")
+    check(proto, [{"x": X[0], "s": s} for s in (ints(2, 3), ints(1, 1), ints(0, 2))])
+    refuses(proto, {"x": X[0], "s": ints(2, -1)}, "(Tile) is given the size -1")
+
+
+def test_a_filled_tensor_and_ranges():
+    proto = model("(int64[2] s) => (int32[p,q] y) { y = ConstantOfShape<value = int32[1] {7}>(s) }")
+    check(proto, [{"s": s} for s in (ints(2, 3), ints(0, 3), ints(5, 1))])
+    for dtype, numpy_type in (("float", np.float32), ("double", np.float64), ("int64", np.int64), ("int16", np.int16)):
+        proto = model(f"({dtype} a, {dtype} b, {dtype} c) => ({dtype}[n] y) {{ y = Range(a, b, c) }}")
+        counts = [(0, 5, 1), (5, 0, -2), (3, 3, 1), (4, 0, 1)] + [(0, 0.6, 0.2), (1, 2, 0.3)] * (numpy_type in (np.float32, np.float64))
+        check(proto, [dict(zip("abc", np.array(c, numpy_type), strict=True)) for c in counts])
+    refuses(proto, dict(zip("abc", np.array((0, 5, 0), np.int16), strict=True)), "is to count from 0 to 5 by 0")
+
+
+def test_one_hot_vectors_of_any_depth():
+    proto = model("(int64[n] i, int64 d, float[2] v) => (float[n,m] y) { y = OneHot(i, d, v) }")
+    values = np.array([0.5, 2], np.float32)
+    check(proto, [{"i": ints(0, 2, -1), "d": np.array(d, np.int64), "v": values} for d in (3, 5, 0)])
+
+
+# --- cutting and padding ---------------------------------------------------------------------------------------------------
+
+SLICE = "(float[a,b,6] x, int64[2] s, int64[2] e, int64[2] i, int64[2] t) => (float[p,q,r] y) {{ r = Relu(x)  y = Slice(r, {}) }}"
+FAR = (1 << 63) - 1
+
+
+def test_slices_between_places_of_the_run():
+    cuts = [((0, 1), (2, 3)), ((-2, 0), (FAR, -1)), ((2, 5), (1, 9)), ((-9, -3), (9, -1)), ((0, 0), (0, -FAR))]
+    feeds = [{"x": X, "s": ints(*s), "e": ints(*e), "i": ints(0, 2), "t": ints(1, 1)} for s, e in cuts]
+    check(model(SLICE.format("s, e")), feeds)
+    check(model(SLICE.format("s, e, i")), [*feeds, feeds[0] | {"i": ints(-1, 1)}])
+
+
+def test_slices_by_steps_of_the_run():
+    cuts = [((0, 1), (3, 5), (1, 2)), ((-1, 5), (-FAR, 0), (-1, -2)), ((2, 0), (0, FAR), (-2, 3)), ((0, 4), (0, 4), (5, -1))]
+    feeds = [{"x": X, "s": ints(*s), "e": ints(*e), "i": ints(0, 2), "t": ints(*t)} for s, e, t in cuts]
+    proto = model(SLICE.format("s, e, i, t"))
+    check(proto, [*feeds, feeds[1] | {"i": ints(1, -3)}])
+    refuses(proto, feeds[0] | {"t": ints(0, 1)}, "(Slice) is given a step of 0")
+    proto = model(SLICE.replace("x, int64", "x, int64", 1).format("s, e, k, t").replace("{ r", "{ k = Constant<value_ints=[2,0]>()  r"))
+    check(proto, feeds)
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+def test_pads_of_the_run(mode):
+    proto = model(f'(float[a,4,b] x, int64[4] p, float v, int64[2] i) => (float[u,v0,w] y) {{ r = Relu(x)  y = Pad<mode="{mode}">(r, p, v, i) }}')
+    pads = [((1, 2, 0, 3), (0, 2)), ((0, 0, 0, 0), (1, 2)), ((2, 1, 1, 3), (-1, 1))]
+    if mode == "constant":  # the reference cannot cut
+        pads.append(((-1, 2, -1, -4), (2, 1)))
+    given = [{"x": X, "p": ints(*p), "v": np.float32(1.5), "i": ints(*i)} for p, i in pads]
+    if mode == "constant":
+        cut = given.pop()
+        with sartor.Session(sartor.compile(proto)) as session:
+            wanted = np.pad(np.maximum(X, 0), ((0, 0), (2, 0), (0, 0)), constant_values=1.5)[:, :2, 1:-1]
+            np.testing.assert_array_equal(session.run(cut)["y"], wanted)
+        refuses(proto, cut | {"p": ints(0, -5, 0, 0)}, "off a dimension of 4")
+    check(proto, given)
+
+
+def test_a_pad_with_a_value_of_the_run_and_known_pads():
+    proto = model("(int64[a,b] x, int64 v) => (int64[u,w] y) { p = Constant<value_ints=[1,0,0,2]>()  y = Pad(x, p, v) }")
+    check(proto, [{"x": ints(*range(6)).reshape(2, 3), "v": np.array(v, np.int64)} for v in (7, -1)])
+
+
+def test_a_pad_of_a_value_no_float_holds():
+    proto = model("(int64[a] x) => (int64[u] y) { p = Constant<value_ints=[1,1]>()  v = Constant<value_int=9007199254740993>()  y = Pad(x, p, v) }")
+    with sartor.Session(sartor.compile(proto)) as session:
+        np.testing.assert_array_equal(session.run({"x": ints(5)})["y"], ints(9007199254740993, 5, 9007199254740993))
+
+
+def test_centred_crops_and_pads():
+    proto = model("(float[a,b,6] x, int64[2] s) => (float[p,q,6] y) { y = CenterCropPad<axes=[0,1]>(x, s) }")
+    check(proto, [{"x": X, "s": s} for s in (ints(2, 3), ints(5, 1), ints(6, 7), ints(3, 4), ints(1, 9))])
+
+
+def test_pieces_of_the_run():
+    proto = model("(float[a,b] x, int64[3] s) => (float[p,b] u, float[q,b] v, float[r,b] w) { u, v, w = Split<axis=0>(x, s) }")
+    check(proto, [{"x": X[0], "s": s} for s in (ints(1, 2, 1), ints(4, 0, 0), ints(0, 1, 3))])
+    refuses(proto, {"x": X[0], "s": ints(1, 1, 1)}, "(Split) is to cut 4 elements into pieces of [1, 1, 1]")
+    refuses(proto, {"x": X[0], "s": ints(5, -1, 0)}, "the size -1")
+
+
+def test_the_best_k():
+    proto = model("(float[a,b] x, int64[1] k) => (float[a,m] v, int64[a,m] i) { v, i = TopK(x, k) }")
+    check(proto, [{"x": X[0], "k": ints(k)} for k in (1, 6, 3, 0)])
+    refuses(proto, {"x": X[0], "k": ints(7)}, "(TopK) is to take 7 of 6 elements")
+    refuses(proto, {"x": X[0], "k": ints(-1)}, "the size -1")
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("operator", ["ReduceSum", "ReduceMax", "ReduceLogSumExp", "ReduceL2"])
+def test_reductions_along_axes_of_the_run(operator, keep):
+    outputs = "float[p,q,r] y" if keep else "float[p] y"
+    proto = model(f"(float[a,b,c] x, int64[2] i) => ({outputs}) {{ y = {operator}<keepdims={keep}>(x, i) }}")
+    feeds = [{"x": X[:n], "i": i} for n in (3, 1) for i in (ints(0, 1), ints(-1, 0), ints(2, 1))]
+    check(proto, [*feeds, {"x": X[:0], "i": ints(1, 2)}])
+    refuses(proto, {"x": X, "i": ints(0, 3)}, f"({operator}) is given the axis 3 for 3 dimensions")
+
+
+def test_a_reduction_along_no_axes():
+    for noop in (0, 1):
+        proto = model(f"(float[a,b] x, int64[0] i) => (float[p,q] y) {{ y = ReduceSum<noop_with_empty_axes={noop}>(x, i) }}")
+        check(proto, [{"x": X[0], "i": ints()}])

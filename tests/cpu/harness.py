@@ -147,7 +147,7 @@ class Stored:
         if not self.rows * self.columns:
             return np.zeros((self.rows, self.columns), self.dtype)
         step = self.dtype.itemsize
-        return np.lib.stride_tricks.as_strided(self.flat, (self.rows, self.columns), (self.pitch * step, step))
+        return np.ndarray((self.rows, self.columns), self.dtype, self.flat, 0, (self.pitch * step, step))
 
     def write(self, array: Array) -> None:
         if array.shape != self.shape:

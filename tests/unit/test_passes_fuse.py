@@ -77,7 +77,7 @@ def test_a_chain_joins_the_layer_that_makes_its_operand() -> None:
     y = b.op("add", y, b.draw(4))
     after = fused(b.finish(b.op("mul", y, b.op("sigmoid", y))), n=2)
     assert kinds(after) == ["convolution"]
-    assert str(after.layers[0].expression) == "mul(add(x0, x1), sigmoid(add(x0, x1)))"
+    assert str(after.layers[0].expression) == "t0 = add(x0, x1); mul(t0, sigmoid(t0))"
     assert len(after.layers[0].source) == 4
 
 

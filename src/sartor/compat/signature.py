@@ -25,6 +25,18 @@ _TYPES = {
     "u64": "uint64",
     "bool": "bool",
     "string": "string",
+    "f8e4m3fn": "float8e4m3fn",
+    "f8e4m3fnuz": "float8e4m3fnuz",
+    "f8e5m2": "float8e5m2",
+    "f8e5m2fnuz": "float8e5m2fnuz",
+    "f8e8m0": "float8e8m0",
+    "f6e2m3": "float6e2m3",
+    "f6e3m2": "float6e3m2",
+    "f4e2m1": "float4e2m1",
+    "i4": "int4",
+    "u4": "uint4",
+    "i2": "int2",
+    "u2": "uint2",
 }
 
 _NO_VERSION = 2**63 - 1  # what ONNX Runtime says where the file says nothing

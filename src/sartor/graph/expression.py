@@ -5,9 +5,12 @@ An `Expression` is a list of nodes in order of computation; node i may use resul
 
 Operations (`op`, number of arguments):
 
-    constant (0, `value`)     cast (1, to the node's dtype)         select (3: bool mask, a, b)
-    bitcast (1: the same bits as the node's dtype, which is as wide; neither bool nor 16-bit floats)
+    constant (0, `value`)     select (3: bool mask, a, b)
+    cast (1, to the node's dtype; `value` for the small floats: None, "saturate": what is too large becomes the largest number, and
+        for f8e8m0 "up", "down" or "nearest" and maybe " saturate"; None there stands for "up saturate")
+    bitcast (1: the same bits as the node's dtype, which is as wide)
     add sub mul div min max pow mod fmod atan2                       (2; div truncates for integers; mod has the divisor's sign)
+        (div with the `value` "exact" stays a division: its quotient is rounded, where that of the reciprocal could go the other way)
     neg abs sqrt exp log tanh erf sigmoid sin cos tan asin acos atan sinh cosh asinh acosh atanh
     floor ceil round (ties to even) sign reciprocal softplus relu    (1)
     eq ne lt le gt ge (2, gives bool)    and or xor not (bool)    bit_and bit_or bit_xor bit_not shift_left shift_right (integers)

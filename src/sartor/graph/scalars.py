@@ -1,7 +1,7 @@
 """The meaning of element-wise expressions in NumPy, one function an operation.
 
-Floats are computed in the type of the arrays given (f16 and bf16 in f32); arrays of float64 stay float64 throughout, which is
-how the wide reference works: a cast to another float type then changes nothing.
+Floats are computed in the type of the arrays given (those of 16 bits and fewer in f32); arrays of float64 stay float64 throughout,
+which is how the wide reference works: a cast to another float type of 16 bits or more then changes nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sartor.errors import GraphError
+from sartor.graph import codes
 from sartor.graph.expression import Expression, Node
-from sartor.types import to_numpy
+from sartor.types import from_numpy, to_numpy, working
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -73,19 +74,8 @@ def _power(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.asarray(np.power(a, b.astype(a.dtype)))
     if b.dtype.kind == "f" or (b.dtype.kind == "i" and np.any(b < 0)):
-        return _cast(np.power(a.astype(np.float64), b.astype(np.float64)), a.dtype)
+        return codes.cast(np.power(a.astype(np.float64), b.astype(np.float64)), from_numpy(a.dtype))
     return np.asarray(np.power(a, b.astype(a.dtype)))
-
-
-def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
-    if dtype.kind == "b":
-        return x != 0  # type: ignore[no-any-return]
-    if x.dtype.kind == "f" and dtype.kind in "iu":
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-        within = (x > float(low)) & (x < float(high + 1))
-        ends = np.where(x >= float(high + 1), np.asarray(high, dtype), np.where(x <= float(low), np.asarray(low, dtype), 0))
-        return np.where(within, np.where(within, x, 0).astype(dtype), ends.astype(dtype))
-    return x.astype(dtype)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -126,20 +116,19 @@ _FLOAT_ONLY_IDENTITY = ("floor", "ceil", "round")  # on integers these change no
 def _compute_dtype(name: str, wide: bool) -> np.dtype[Any]:
     if name in FLOATS:
         return np.dtype(np.float64 if wide or name == "f64" else np.float32)
-    return to_numpy(name)
+    return to_numpy(working(name))
 
 
-def _node(node: Node, args: list[Array], wide: bool) -> Array:
+def _node(node: Node, args: list[Array], sources: list[str], wide: bool) -> Array:
     dtype = _compute_dtype(node.dtype, wide)
     if node.op == "constant":
         return np.asarray(node.value, dtype)
     if node.op == "cast":
-        narrow = node.dtype in ("f16", "bf16") and not wide
-        return _cast(_cast(args[0], to_numpy(node.dtype)), dtype) if narrow else _cast(args[0], dtype)
+        if wide and node.dtype in FLOATS:
+            return args[0].astype(dtype)
+        return codes.cast(args[0], node.dtype, None if node.value is None else str(node.value)).astype(dtype, copy=False)
     if node.op == "bitcast":
-        kind = to_numpy(node.dtype)
-        exact = args[0] if args[0].dtype.itemsize == kind.itemsize else args[0].astype(np.float32)  # a wide f32 is held in float64
-        return np.asarray(exact.view(kind)).astype(dtype, copy=False)
+        return codes.bitcast(args[0], sources[0], node.dtype).astype(dtype, copy=False)
     if node.op == "is_inf":
         return _is_inf(args[0], str(node.value))
     if node.op in _FLOAT_ONLY_IDENTITY and args[0].dtype.kind != "f":
@@ -168,6 +157,6 @@ def _evaluate(expression: Expression, operands: Sequence[Array], wide: bool) -> 
             if index < expression.operands:
                 values.append(np.asarray(operands[index]).astype(_compute_dtype(node.dtype, wide), copy=False))
             else:
-                values.append(_node(node, [values[a] for a in node.args], wide))
+                values.append(_node(node, [values[a] for a in node.args], [expression.nodes[a].dtype for a in node.args], wide))
     result = values[expression.result]
     return result if wide else result.astype(to_numpy(expression.dtype), copy=False)

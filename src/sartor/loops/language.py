@@ -13,9 +13,10 @@ neighbours or the network.
 Statements are in SSA form: each operation makes one `Value`; what changes (accumulators) is a `Variable`.  Loops, branches
 and local arrays are structured.  Python `for` loops over the builder are unrolled code.  `print(kernel)` gives readable text.
 
-Scalar types: `bool` (one byte in memory), `i8 i16 i32 i64`, `u8 u16 u32 u64`, `f16 bf16 f32 f64`.  `Type(scalar, lanes)` is a
-vector when lanes > 1.  Arithmetic between a scalar and a vector broadcasts the scalar; Python numbers become constants of the
-other operand's type.  f16 and bf16 are for loads, stores, casts and moves of lanes; arithmetic is done in f32.
+Scalar types: `bool` (one byte in memory), `i8 i16 i32 i64`, `u8 u16 u32 u64`, `f16 bf16 f32 f64`, and the codes of 8 bits and
+fewer (`f8e4m3fn`, `i4`, ...), bytes which `Builder.cast` alone understands.  `Type(scalar, lanes)` is a vector when
+lanes > 1.  Arithmetic between a scalar and a vector broadcasts the scalar; Python numbers become constants of the other
+operand's type.  f16, bf16 and codes are for loads, stores, casts and moves of lanes; arithmetic is done in wider types.
 """
 
 from __future__ import annotations
@@ -26,15 +27,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from sartor.errors import LoopError
+from sartor.types import BYTES, CODED
 
 FLOATS = ("f16", "bf16", "f32", "f64")
 SIGNED = ("i8", "i16", "i32", "i64")
 UNSIGNED = ("u8", "u16", "u32", "u64")
-SCALARS = ("bool", *SIGNED, *UNSIGNED, *FLOATS)
-BYTES = {
-    "bool": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8,
-    "f16": 2, "bf16": 2, "f32": 4, "f64": 8,
-}
+SCALARS = ("bool", *SIGNED, *UNSIGNED, *FLOATS, *CODED)
 
 # Operations on values of one type, by what they need.  Integer division and remainder truncate, as in C.
 # min(a, b) is `a < b ? a : b` and max(a, b) is `a > b ? a : b`: where an operand is NaN, or both are zeros, the result is b.
@@ -64,9 +62,9 @@ class Type:
         return self.scalar in FLOATS
 
     @property
-    def is_half(self) -> bool:
-        """Whether this is one of the 16-bit floats, which have no arithmetic."""
-        return self.scalar in ("f16", "bf16")
+    def is_narrow(self) -> bool:
+        """Whether this is a 16-bit float or a code of 8 bits and fewer, which have no arithmetic."""
+        return self.scalar in ("f16", "bf16") or self.scalar in CODED
 
     @property
     def bytes(self) -> int:
@@ -437,27 +435,27 @@ class Builder:
         return out
 
     def _undefined(self, code: str, type: Type) -> LoopError:
-        hint = "; cast it to f32 first" if type.is_half else ""
+        hint = "; cast it to a wider type first" if type.is_narrow else ""
         return LoopError(f"kernel {self.name}: {code} is not defined for {type}{hint}")
 
     def binary(self, code: str, a: Number, b: Number) -> Value:
         """`code` of BINARY_*; division is `div` for floats and `idiv` for integers."""
         x, y = self.unify(a, b)
         allowed = BINARY_ANY + (BINARY_FLOAT if x.type.is_float else BINARY_INTEGER)
-        if code not in allowed or (x.type.scalar == "bool" and code not in ("and", "or", "xor")) or x.type.is_half:
+        if code not in allowed or (x.type.scalar == "bool" and code not in ("and", "or", "xor")) or x.type.is_narrow:
             raise self._undefined(code, x.type)
         return self.emit(code, x.type, (x.name, y.name), (x.type, y.type))
 
     def unary(self, code: str, a: Value) -> Value:
         allowed = UNARY_FLOAT if a.type.is_float else ("not",) if a.type.scalar == "bool" else (*UNARY_INTEGER, "abs")
-        if code not in allowed or a.type.is_half:
+        if code not in allowed or a.type.is_narrow:
             raise self._undefined(code, a.type)
         return self.emit(code, a.type, (a.name,), (a.type,))
 
     def compare(self, predicate: str, a: Number, b: Number) -> Value:
         """`a` predicate `b`, lane by lane; see COMPARISONS."""
         x, y = self.unify(a, b)
-        if predicate not in COMPARISONS or x.type.is_half:
+        if predicate not in COMPARISONS or x.type.is_narrow:
             raise self._undefined(predicate, x.type)
         return self.emit("compare", x.type.of("bool"), (x.name, y.name), (x.type, y.type), predicate=predicate)
 
@@ -481,13 +479,19 @@ class Builder:
     def fma(self, a: Number, b: Number, c: Number) -> Value:
         """a * b + c."""
         x, y, z = self.unify(a, b, c)
-        if x.type.is_half or x.type.scalar == "bool":
+        if x.type.is_narrow or x.type.scalar == "bool":
             raise self._undefined("fma", x.type)
         return self.emit("fma", x.type, (x.name, y.name, z.name), (x.type,) * 3)
 
     def cast(self, a: Value, scalar: str) -> Value:
         """Value conversion; the same type is returned unchanged."""
-        return a if a.type.scalar == scalar else self.emit("cast", a.type.of(scalar), (a.name,), (a.type,))
+        from sartor.loops import codes
+
+        if a.type.scalar == scalar:
+            return a
+        if codes.converts(a.type.scalar, scalar):
+            return codes.converted(self, a, scalar)
+        return self.emit("cast", a.type.of(scalar), (a.name,), (a.type,))
 
     def bitcast(self, a: Value, scalar: str) -> Value:
         if BYTES[scalar] != BYTES[a.type.scalar] or "bool" in (scalar, a.type.scalar):
@@ -522,7 +526,7 @@ class Builder:
         if kind not in REDUCTIONS:
             raise LoopError(f"kernel {self.name}: {kind} is not a reduction; {', '.join(REDUCTIONS)} are")
         bitwise = kind in ("and", "or")
-        if v.type.is_half or (v.type.is_float and bitwise) or (v.type.scalar == "bool" and not bitwise):
+        if v.type.is_narrow or (v.type.is_float and bitwise) or (v.type.scalar == "bool" and not bitwise):
             raise self._undefined(f"reduce {kind}", v.type)
         return v if v.type.lanes == 1 else self.emit("reduce", Type(v.type.scalar), (v.name,), (v.type,), kind=kind)
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sartor.loops.language import BYTES, Type
+from sartor.loops.language import Type
 from sartor.loops.llvm_values import float_bits, is_unsigned, number, register, vector
 from sartor.loops.target import Target
+from sartor.types import BYTES
 
 
 class Emitter(Protocol):

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from sartor.errors import LoopError
 from sartor.loops.language import (
-    BYTES,
     Comment,
     DeclareLocal,
     DeclareVariable,
@@ -27,6 +26,7 @@ from sartor.loops.language import (
 from sartor.loops.llvm_casts import converted
 from sartor.loops.llvm_values import is_unsigned, literal, mangled, memory_type, number, register, splat, vector
 from sartor.loops.target import Target
+from sartor.types import BYTES
 
 _ARITHMETIC = {
     "add": ("fadd", "add", "add"), "sub": ("fsub", "sub", "sub"), "mul": ("fmul", "mul", "mul"), "div": ("fdiv", "", ""),

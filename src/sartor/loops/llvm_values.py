@@ -6,7 +6,8 @@ import re
 import struct
 from math import isnan
 
-from sartor.loops.language import BYTES, Type
+from sartor.loops.language import Type
+from sartor.types import BYTES
 
 _REGISTER = {"bool": "i1", "f16": "i16", "bf16": "i16", "f32": "float", "f64": "double"}
 

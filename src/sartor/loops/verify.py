@@ -18,7 +18,6 @@ from sartor.loops.language import (
     BINARY_ANY,
     BINARY_FLOAT,
     BINARY_INTEGER,
-    BYTES,
     COMPARISONS,
     REDUCTIONS,
     UNARY_FLOAT,
@@ -34,6 +33,7 @@ from sartor.loops.language import (
     Type,
     While,
 )
+from sartor.types import BYTES
 
 Interval: TypeAlias = tuple[float, float]  # both ends included; an int, or infinite
 _ANY: Interval = (-inf, inf)
@@ -253,7 +253,7 @@ class _Verifier:
         a, b = self.operands(op, 2)
         scalar = op.type.scalar
         allowed = BINARY_ANY + (BINARY_FLOAT if op.type.is_float else BINARY_INTEGER)
-        self.require(op.code in allowed and not op.type.is_half, op, f"not defined for {op.type}")
+        self.require(op.code in allowed and not op.type.is_narrow, op, f"not defined for {op.type}")
         self.require(scalar != "bool" or op.code in ("and", "or", "xor"), op, "not defined for bool")
         self.require(all(t == op.type for t in op.operand_types), op, f"operands must be {op.type}")
         return _Name("value", op.type, _combine(op.code, a, b) if op.type == _I64 else _ANY)
@@ -261,14 +261,14 @@ class _Verifier:
     def unary(self, op: Op) -> _Name:
         self.operands(op, 1)
         allowed = UNARY_FLOAT if op.type.is_float else ("not",) if op.type.scalar == "bool" else (*UNARY_INTEGER, "abs")
-        self.require(op.code in allowed and not op.type.is_half, op, f"not defined for {op.type}")
+        self.require(op.code in allowed and not op.type.is_narrow, op, f"not defined for {op.type}")
         self.require(op.operand_types[0] == op.type, op, f"the operand must be {op.type}")
         return _Name("value", op.type)
 
     def compare(self, op: Op) -> _Name:
         self.operands(op, 2)
         a, b = op.operand_types
-        self.require(op.get("predicate") in COMPARISONS and not a.is_half, op, f"{op.get('predicate')} of {a} is not defined")
+        self.require(op.get("predicate") in COMPARISONS and not a.is_narrow, op, f"{op.get('predicate')} of {a} is not defined")
         self.require(a == b and op.type == a.of("bool"), op, f"{a} and {b} cannot give {op.type}")
         return _Name("value", op.type)
 
@@ -281,7 +281,7 @@ class _Verifier:
 
     def fma(self, op: Op) -> _Name:
         a, b, c = self.operands(op, 3)
-        defined = all(t == op.type for t in op.operand_types) and not op.type.is_half and op.type.scalar != "bool"
+        defined = all(t == op.type for t in op.operand_types) and not op.type.is_narrow and op.type.scalar != "bool"
         self.require(defined, op, f"not defined for {', '.join(map(str, op.operand_types))}")
         return _Name("value", op.type, _combine("add", _combine("mul", a, b), c) if op.type == _I64 else _ANY)
 
@@ -338,7 +338,7 @@ class _Verifier:
         self.operands(op, 1)
         source, kind = op.operand_types[0], op.get("kind")
         bitwise = kind in ("and", "or")
-        legal = kind in REDUCTIONS and not source.is_half and not (source.is_float and bitwise)
+        legal = kind in REDUCTIONS and not source.is_narrow and not (source.is_float and bitwise)
         self.require(legal and (source.scalar != "bool" or bitwise), op, f"{kind} is not defined for {source}")
         self.require(op.type == Type(source.scalar), op, f"gives {source.scalar}, not {op.type}")
         return _Name("value", op.type)

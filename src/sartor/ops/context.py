@@ -19,7 +19,7 @@ from sartor.errors import ModelError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.sizes import Dim, Size, maximum, symbol
-from sartor.types import from_numpy, to_numpy
+from sartor.types import BYTES, from_numpy, to_numpy
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Build: TypeAlias = Callable[..., int]
@@ -328,7 +328,7 @@ class Context:
         Constants of one element become constants of the expression.
         """
         scalars = {v: a for v in operands if self.is_constant(v) and self.tensor(v).elements == 1
-                   and (a := self.constant(v)) is not None and a.dtype.kind in "fiub"}
+                   and self.dtype(v) in BYTES and (a := self.constant(v)) is not None}
         read = list(dict.fromkeys(v for v in operands if v not in scalars)) or [operands[0]]
         e = ExpressionBuilder([self.dtype(v) for v in read])
         index = [read.index(v) if v in read else e.constant(scalars[v].item(), self.dtype(v)) for v in operands]

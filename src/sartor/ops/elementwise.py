@@ -10,12 +10,13 @@ from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.scalars import evaluate_expression
 from sartor.ops.context import CONTENT_LIMIT, Build, Call, Context, DeclinedError
-from sartor.types import BYTES
+from sartor.types import BYTES, width
 
 Operator: TypeAlias = Callable[[Context, Call], None]
 
 CASTS = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64", 12: "u32",
-         13: "u64", 16: "bf16"}
+         13: "u64", 16: "bf16", 17: "f8e4m3fn", 18: "f8e4m3fnuz", 19: "f8e5m2", 20: "f8e5m2fnuz", 21: "u4", 22: "i4", 23: "f4e2m1",
+         24: "f8e8m0", 25: "u2", 26: "i2", 27: "f6e2m3", 28: "f6e3m2"}
 
 
 def emit(context: Context, call: Call, operands: Sequence[str], build: Build) -> None:
@@ -133,7 +134,16 @@ def _cast_to(context: Context, call: Call, dtype: str) -> None:
     elif dtype == "bool":
         emit(context, call, call.inputs[:1], lambda e, x: e("ne", x, e.constant(0, source)))
     else:
-        emit(context, call, call.inputs[:1], lambda e, x: e("cast", x, dtype=dtype))
+        option = cast_option(call, dtype)
+        emit(context, call, call.inputs[:1], lambda e, x: e("cast", x, dtype=dtype, value=option))
+
+
+def cast_option(call: Call, dtype: str) -> str | None:
+    """How a node's attributes want values converted to `dtype`: the option of a `cast` node."""
+    saturate = ["saturate"] if call.get("saturate", 1) else []
+    if dtype == "f8e8m0":
+        return " ".join([call.get("round_mode", "up"), *saturate])
+    return "saturate" if saturate and dtype.startswith("f8") else None
 
 
 def _cast(context: Context, call: Call) -> None:
@@ -148,7 +158,7 @@ def _cast(context: Context, call: Call) -> None:
 
 def _bit_cast(context: Context, call: Call) -> None:
     source, to = context.dtype(call.inputs[0]), CASTS.get(call["to"], "")
-    if any(t not in BYTES or t in ("bool", "f16", "bf16") for t in (source, to)) or BYTES[source] != BYTES[to]:
+    if any(t not in BYTES for t in (source, to)) or width(source) != width(to):
         raise DeclinedError(f"{call} reads {source} as a type without compiled code, or of another width")
     emit(context, call, call.inputs[:1], lambda e, x: x if source == to else e("bitcast", x, dtype=to))
 

@@ -1,4 +1,5 @@
-"""Constant folding while lowering: nodes whose inputs are all constant are computed by onnx's reference implementation.
+"""Constant folding while lowering: nodes whose inputs are all constant are computed by onnx's reference implementation, but
+conversions by what their layers mean, since ONNX leaves open what becomes of values out of range.
 
 A result that would be much larger than its inputs (a big ConstantOfShape, Expand or Tile) is not computed, so that a small
 model file cannot become a huge program; such nodes are lowered like others.
@@ -6,7 +7,7 @@ model file cannot become a huge program; such nodes are lowered like others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
@@ -16,9 +17,11 @@ import onnx_ir
 from onnx.reference import ReferenceEvaluator
 
 from sartor.errors import ModelError
-from sartor.ops.context import Array, Call, Context
+from sartor.graph.reference import evaluate_layer
+from sartor.ops.context import Array, Call, Context, DeclinedError
 from sartor.types import from_numpy
 
+CONVERSIONS = ("BitCast", "Cast", "CastLike", "DequantizeLinear", "QuantizeLinear")
 SIZE_LIMIT = 1 << 22  # elements a folded result may have, or twice what its inputs have
 _NOT_FOLDED = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
                "If", "Loop", "Scan")
@@ -55,6 +58,31 @@ def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
             from_numpy(array.dtype)
             context.set_constant(name, array)
     return True
+
+
+def convert(context: Context, call: Call, operator: Callable[[Context, Call], None]) -> bool:
+    """As `fold`, for a node that converts values: computed by the layers it would become, so that folding rounds as a run does."""
+    if not all(context.is_constant(v) for v in call.inputs if v):
+        return False
+    inner = Context()
+    for name in filter(None, call.inputs):
+        inner.set_constant(name, _contents(context, name))
+    inner.call = call
+    try:
+        operator(inner, call)
+    except DeclinedError:
+        return False
+    values = dict(inner.graph.constants)
+    for layer in inner.graph.layers:
+        values.update(evaluate_layer(inner.graph.problem(layer), values, {}))
+    context.set_constant(call.outputs[0], values[inner.aliases.get(call.outputs[0], call.outputs[0])])
+    return True
+
+
+def _contents(context: Context, name: str) -> Array:
+    array = context.constant(name)
+    assert array is not None
+    return array
 
 
 def _view(call: Call, arrays: list[Array]) -> Array | None:

@@ -23,6 +23,10 @@ _TYPES = {
     "bf16": onnx.TensorProto.BFLOAT16, "bool": onnx.TensorProto.BOOL, "string": onnx.TensorProto.STRING,
     "i8": onnx.TensorProto.INT8, "i16": onnx.TensorProto.INT16, "i32": onnx.TensorProto.INT32, "i64": onnx.TensorProto.INT64,
     "u8": onnx.TensorProto.UINT8, "u16": onnx.TensorProto.UINT16, "u32": onnx.TensorProto.UINT32, "u64": onnx.TensorProto.UINT64,
+    "f8e4m3fn": onnx.TensorProto.FLOAT8E4M3FN, "f8e4m3fnuz": onnx.TensorProto.FLOAT8E4M3FNUZ,
+    "f8e5m2": onnx.TensorProto.FLOAT8E5M2, "f8e5m2fnuz": onnx.TensorProto.FLOAT8E5M2FNUZ, "f8e8m0": onnx.TensorProto.FLOAT8E8M0,
+    "f6e2m3": onnx.TensorProto.FLOAT6E2M3, "f6e3m2": onnx.TensorProto.FLOAT6E3M2, "f4e2m1": onnx.TensorProto.FLOAT4E2M1,
+    "i4": onnx.TensorProto.INT4, "u4": onnx.TensorProto.UINT4, "i2": onnx.TensorProto.INT2, "u2": onnx.TensorProto.UINT2,
 }
 _NAMES = {int(number): name for name, number in _TYPES.items()}
 

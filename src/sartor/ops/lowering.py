@@ -24,6 +24,9 @@ _TYPES = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "BOOL": "bool", "STRING": "string",
     "INT8": "i8", "INT16": "i16", "INT32": "i32", "INT64": "i64",
     "UINT8": "u8", "UINT16": "u16", "UINT32": "u32", "UINT64": "u64",
+    "FLOAT8E4M3FN": "f8e4m3fn", "FLOAT8E4M3FNUZ": "f8e4m3fnuz", "FLOAT8E5M2": "f8e5m2", "FLOAT8E5M2FNUZ": "f8e5m2fnuz",
+    "FLOAT8E8M0": "f8e8m0", "FLOAT6E2M3": "f6e2m3", "FLOAT6E3M2": "f6e3m2", "FLOAT4E2M1": "f4e2m1",
+    "INT4": "i4", "UINT4": "u4", "INT2": "i2", "UINT2": "u2",
 }
 _UNNAMED = (None, "", "?", "-1", "None")  # what exporters write for a dimension of which nothing is known
 
@@ -165,9 +168,11 @@ def _lower_checked(context: Context, call: Call, versions: Mapping[str, int]) ->
 
 def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     context.call = call
+    operator = OPERATORS.get((call.domain, call.op_type))
+    if call.op_type in folding.CONVERSIONS and operator is not None and folding.convert(context, call, operator):
+        return
     if folding.fold(context, call, versions) or contents.propagate(context, call) or _branch(context, call, versions):
         return
-    operator = OPERATORS.get((call.domain, call.op_type))
     if operator is not None:
         mark = context.mark()
         try:

@@ -17,23 +17,33 @@ from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops.context import Array, Call, Context, DeclinedError, axis_of
 from sartor.ops.convolution import convolve
-from sartor.ops.elementwise import CASTS, Operator
+from sartor.ops.elementwise import CASTS, Operator, cast_option
 from sartor.ops.matmul import multiply
 from sartor.sizes import Dim
+from sartor.types import FORMATS, limits
 
-LIMITS = {"u8": (0, 255), "i8": (-128, 127), "u16": (0, 65535), "i16": (-32768, 32767)}
-"""Smallest and largest number of the types that compiled code quantises to."""
+INTEGERS = ("u8", "i8", "u16", "i16", "u4", "i4", "u2", "i2")
+SMALL_FLOATS = tuple(FORMATS)
 
 
 def _saturated(e: ExpressionBuilder, value: int, zero: int | None, dtype: str) -> int:
     """`value`, a float, rounded half to even, moved by the zero point, and held within `dtype`; a NaN gives its least number."""
-    kind, (low, high) = e.nodes[value].dtype, LIMITS[dtype]
+    kind, (low, high) = e.nodes[value].dtype, limits(dtype)
     out = e("round", value)
     if zero is not None:
         out = e("add", out, e("cast", zero, dtype=kind))
     out = e("min", e.constant(float(high), kind), out)
     least = e.constant(float(low), kind)
     return e("cast", e("select", e("gt", out, least), out, least), dtype=dtype)
+
+
+def _small_float(e: ExpressionBuilder, value: int, zero: int | None, dtype: str, option: str | None) -> int:
+    """`value`, a float, moved by the zero point and rounded to a small float type; the sign of a zero stays."""
+    if zero is not None:
+        kind = e.nodes[value].dtype
+        moved = e("add", value, e("cast", zero, dtype=kind))
+        value = e("select", e("eq", e("cast", zero, dtype=kind), e.constant(0.0, kind)), value, moved)
+    return e("cast", value, dtype=dtype, value=option)
 
 
 def _parameter(context: Context, call: Call, name: str, x: str) -> str:
@@ -72,18 +82,32 @@ def _named_type(call: Call, attribute: str, default: str) -> str:
     return CASTS[number] if number else default
 
 
+def _precision(context: Context, call: Call, x: str, scale: str) -> tuple[str, str]:
+    """The type in which a quotient is computed, and that to which it is rounded."""
+    asked = _named_type(call, "precision", context.dtype(scale))
+    if asked == "i32" or (not call.get("precision", 0) and context.dtype(x) == "i32"):
+        return "f64", "f64"
+    if asked == "f64":
+        return asked, asked
+    half = asked in ("f16", "bf16") and (call.get("precision", 0) or context.dtype(x) == asked)
+    return "f32", asked if half else "f32"
+
+
 def _quantize(context: Context, call: Call) -> None:
     x, scale, zero = call.inputs[0], call.inputs[1], call.input(2)
     dtype = context.dtype(zero) if zero else _named_type(call, "output_dtype", "u8")
-    if dtype not in LIMITS:
+    if dtype not in (*INTEGERS, *SMALL_FLOATS):
         raise DeclinedError(f"{call} makes {dtype}, which has no compiled code")
-    precision = _named_type(call, "precision", context.dtype(scale))
-    if precision in ("f16", "bf16"):
-        precision = "f32"
+    precision, rounded = _precision(context, call, x, scale)
     operands = [x, *(_parameter(context, call, v, x) for v in (scale, zero) if v)]
 
     def build(e: ExpressionBuilder, value: int, by: int, offset: int | None = None) -> int:
-        quotient = e("div", e("cast", value, dtype=precision), e("cast", by, dtype=precision))
+        value, by = (e("cast", e("cast", v, dtype=rounded), dtype=precision) for v in (value, by))
+        quotient = e("div", value, by, value="exact")
+        if rounded != precision:
+            quotient = e("cast", e("cast", quotient, dtype=rounded), dtype=precision)
+        if dtype in SMALL_FLOATS:
+            return _small_float(e, quotient, offset, dtype, cast_option(call, dtype))
         return _saturated(e, quotient, offset, dtype)
 
     context.elementwise(operands, build, context.shape(x), output=call.outputs[0])
@@ -91,15 +115,16 @@ def _quantize(context: Context, call: Call) -> None:
 
 def _dequantize(context: Context, call: Call) -> None:
     x, scale, zero = call.inputs[0], call.inputs[1], call.input(2)
-    if context.dtype(x) not in (*LIMITS, "i32"):
-        raise DeclinedError(f"{call} reads {context.dtype(x)}, which has no compiled code")
+    if (dtype := context.dtype(x)) not in (*INTEGERS, *SMALL_FLOATS, "i32"):
+        raise DeclinedError(f"{call} reads {dtype}, which has no compiled code")
+    kind = "f32" if dtype in SMALL_FLOATS else "i32"
     result = _named_type(call, "output_dtype", context.dtype(scale))
     operands = [x, *(_parameter(context, call, v, x) for v in (scale, zero) if v)]
 
     def build(e: ExpressionBuilder, value: int, by: int, offset: int | None = None) -> int:
-        out = e("cast", value, dtype="i32")
+        out = e("cast", value, dtype=kind)
         if offset is not None:
-            out = e("sub", out, e("cast", offset, dtype="i32"))
+            out = e("sub", out, e("cast", offset, dtype=kind))
         out = e("mul", e("cast", out, dtype="f32"), e("cast", by, dtype="f32"))
         return out if result == "f32" else e("cast", out, dtype=result)
 
@@ -121,15 +146,15 @@ def _dynamic_quantize(context: Context, call: Call) -> None:
     def scale_of(e: ExpressionBuilder, high: int, low: int) -> int:
         zero = e.constant(0.0, "f32")
         span = e("sub", e("max", zero, high), e("min", zero, low))
-        return e("select", e("eq", span, zero), e.constant(1.0, "f32"), e("div", span, e.constant(255.0, "f32")))
+        return e("select", e("eq", span, zero), e.constant(1.0, "f32"), e("div", span, e.constant(255.0, "f32"), value="exact"))
 
     def zero_of(e: ExpressionBuilder, low: int, scale: int) -> int:
         zero = e.constant(0.0, "f32")
-        return _saturated(e, e("div", e("sub", zero, e("min", zero, low)), scale), None, "u8")
+        return _saturated(e, e("div", e("sub", zero, e("min", zero, low)), scale, value="exact"), None, "u8")
 
     scale = context.elementwise(ends, scale_of, (), output=call.output(1) or None, suffix="scale")
     zero = context.elementwise([ends[1], scale], zero_of, (), output=call.output(2) or None, suffix="zero")
-    context.elementwise([x, scale, zero], lambda e, v, s, z: _saturated(e, e("div", v, s), z, "u8"), shape,
+    context.elementwise([x, scale, zero], lambda e, v, s, z: _saturated(e, e("div", v, s, value="exact"), z, "u8"), shape,
                         output=call.outputs[0])
 
 
@@ -167,7 +192,7 @@ def _rows(context: Context, name: str, columns: bool = False) -> tuple[Dim, ...]
 def _requantize(context: Context, call: Call, product: str, scales: Sequence[str], zero: str, output: str) -> None:
     """`product` (i32) times the first two scales, over the third, rounded and held within the type of `zero`."""
     dtype = context.dtype(zero)
-    if dtype not in LIMITS:
+    if dtype not in INTEGERS:
         raise DeclinedError(f"{call} makes {dtype}, which has no compiled code")
 
     def build(e: ExpressionBuilder, value: int, a: int, b: int, y: int, offset: int) -> int:

@@ -22,6 +22,7 @@ from sartor.loops.language import I64, Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, maximum, product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.expression_code import emit_expression, present_in, widen
+from sartor.templates.movement_code import BITS
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, cost, lanes_for
 from sartor.templates.walk import runs
@@ -62,6 +63,16 @@ class Shape:
         if not self.groups or any(not isinstance(p, int) for p in (*self.column, *self.groups[0].present)):
             return False
         return self.groups[0].present == self.column
+
+
+def moved(expression: Expression | None) -> int | None:
+    """The operand whose bits are the result as they are; None where something is computed."""
+    if expression is None:
+        return None
+    index, node = expression.result, expression.nodes[expression.result]
+    if node.op == "bitcast" and "bool" not in (node.dtype, expression.nodes[node.args[0]].dtype):
+        index = node.args[0]
+    return index if index < expression.operands else None
 
 
 def shape_of(problem: Problem) -> Shape:
@@ -150,9 +161,14 @@ class _Code:
         self.unroll = int(config["unroll"])
         names = (layer.outputs[0], *layer.inputs)
         memory = [problem.tensors[n].dtype for n in names]
-        self.lanes = lanes_for(device.target, [*memory, *(n.dtype for n in self.expression.nodes if n.op != "constant")])
+        computed = [n.dtype for n in self.expression.nodes if n.op != "constant"]
+        self.moved = moved(self.expression)
+        if self.moved is not None:  # bits alone, so that a NaN stays the one it is
+            memory, computed = [BITS[BYTES[t]] for t in memory], []
+        self.lanes = lanes_for(device.target, [*memory, *computed])
         self.masked = can_mask(device.target, memory)
-        self.buffers = [slots.pointer("y" if i == 0 else f"x{i - 1}", n) for i, n in enumerate(names)]
+        self.buffers = [b.retype(slots.pointer("y" if i == 0 else f"x{i - 1}", n), t)
+                        for i, (n, t) in enumerate(zip(names, memory, strict=True))]
         self.scalar: list[Value | None] = []
         self.pitches: list[Number] = []
         self.column = [c if isinstance(c, int) else slots.size(f"column{i}", c) for i, c in enumerate(shape.column)]
@@ -161,6 +177,11 @@ class _Code:
             one = product(problem.tensors[name].shape) == 1 and i > 0
             self.scalar.append(widen(b, b.load(self.buffers[i])) if one else None)
             self.pitches.append(slots.pitch(f"pitch{i}", name) if rows and not one else 0)
+
+    def computed(self, operands: Sequence[Value], lanes: int) -> Value:
+        """The expression of the operands' elements."""
+        result = emit_expression(self.b, self.expression, operands) if self.moved is None else operands[self.moved]
+        return self.b.cast(self.b.broadcast(result, lanes), self.buffers[0].scalar)
 
     # --- one run of elements ---
 
@@ -177,8 +198,7 @@ class _Code:
                 if whole is None:
                     whole = first[i] if i in first else self.load(i, offsets[i], at, lanes, mask)
                 operands.append(whole)
-            result = b.broadcast(emit_expression(b, self.expression, operands), lanes)
-            b.store(self.buffers[0], at + offsets[0], b.cast(result, self.buffers[0].scalar), mask)
+            b.store(self.buffers[0], at + offsets[0], self.computed(operands, lanes), mask)
 
         stop = length if isinstance(column, int) and column == 0 else column + length
         along(b, column, stop, self.lanes, body, masked=self.masked, unroll=self.unroll)
@@ -295,8 +315,7 @@ class _Code:
                     place = 0 if self.column[i] == 0 else at % columns
                     same = patterns[i][vector] if vector is not None else widen(b, b.load(self.buffers[i], place + offsets[i]))
                 operands.append(widen(b, b.load(self.buffers[i], at + offsets[i], wide)) if same is None else same)
-            result = b.broadcast(emit_expression(b, self.expression, operands), wide)
-            b.store(self.buffers[0], at + offsets[0], b.cast(result, self.buffers[0].scalar))
+            b.store(self.buffers[0], at + offsets[0], self.computed(operands, wide))
 
         total = count * columns
         whole = total - total % (period * lanes)

@@ -4,7 +4,7 @@
 classifies each extra operand against the output's shape, so that the usual ones (a scalar, a bias of columns, a
 residual of the output's shape, one number a row) cost no address arithmetic.
 
-f16 and bf16 values are held in f32 from load to store; casts to them round.
+f16, bf16 and the small floats are held in f32 from load to store, integers of fewer than 8 bits in bytes; casts to them round.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from dataclasses import dataclass
 from sartor.errors import LoopError
 from sartor.graph.expression import Expression, Node
 from sartor.graph.layer import Problem, Tensor
+from sartor.loops import codes
 from sartor.loops import math as functions
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, minimum
 from sartor.templates.base import Argument
 from sartor.templates.slots import Slots
+from sartor.types import CODED, limits, working
 
-HALVES = ("f16", "bf16")
+__all__ = ["Broadcast", "Epilogue", "Operand", "classify", "emit_expression", "present_in", "widen", "working"]
 
-
-def working(dtype: str) -> str:
-    """The type that values of `dtype` are computed in: f32 for the 16-bit floats."""
-    return "f32" if dtype in HALVES else dtype
 
 
 def widen(builder: Builder, value: Value) -> Value:
@@ -41,7 +39,7 @@ def emit_expression(builder: Builder, expression: Expression, operands: Sequence
     Parameters
     ----------
     operands
-        One value an operand, of the operand's type or, for 16-bit floats, in f32.
+        One value an operand, of the operand's type or the type that is computed in.
 
     Returns
     -------
@@ -50,12 +48,17 @@ def emit_expression(builder: Builder, expression: Expression, operands: Sequence
     """
     lanes = max((o.type.lanes for o in operands), default=1)
     values: list[Value] = []
+    narrow: dict[int, Value] = {}  # results of casts in the form in which they are stored
     for node, operand in zip(expression.nodes, operands, strict=False):
         values.append(builder.cast(operand, working(node.dtype)))
-    for node in expression.nodes[expression.operands:]:
-        values.append(_emit(builder, expression, node, values))
-    result = builder.cast(values[expression.result], expression.dtype)
-    return builder.broadcast(result, lanes)
+    for index, node in enumerate(expression.nodes[expression.operands:], expression.operands):
+        if node.op == "cast":
+            narrow[index] = _cast(builder, values[node.args[0]], node, expression.nodes[node.args[0]].dtype)
+            values.append(builder.cast(narrow[index], working(node.dtype)))
+        else:
+            values.append(_emit(builder, expression, node, values))
+    result = narrow.get(expression.result, values[expression.result])
+    return builder.broadcast(builder.cast(result, expression.dtype), lanes)
 
 
 def _emit(builder: Builder, expression: Expression, node: Node, values: list[Value]) -> Value:
@@ -66,13 +69,8 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
         return builder.constant(value if kind.is_float or kind.scalar == "bool" else int(value), kind)
     args = [values[i] for i in node.args]
     nodes = [expression.nodes[i] for i in node.args]
-    if node.op == "cast":
-        if args[0].type.is_float and node.dtype[0] in "iu":
-            return _truncated(builder, args[0], node.dtype)
-        rounded = builder.cast(args[0], node.dtype)
-        return builder.cast(rounded, working(node.dtype))
     if node.op == "bitcast":
-        return builder.bitcast(args[0], node.dtype)
+        return _bitcast(builder, args[0], nodes[0].dtype, node.dtype)
     if node.op == "select":
         return builder.select(args[0], args[1], args[2])
     if node.op == "is_inf":
@@ -86,13 +84,31 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
     return _binary(builder, node.op, a, b, [n.value if n.op == "constant" else None for n in nodes])
 
 
+def _cast(b: Builder, x: Value, node: Node, source: str) -> Value:
+    """A value of the type `source` in that of a `cast` node."""
+    if node.value is not None:
+        return codes.saturated(b, x, node.dtype, str(node.value))
+    if x.type.is_float and node.dtype[0] in "iu":
+        return b.cast(_truncated(b, x, "i32"), node.dtype) if node.dtype in CODED else _truncated(b, x, node.dtype)
+    if (source, node.dtype) == ("f8e8m0", "f64"):  # 2^-127 is a subnormal f32, which arithmetic takes for 0
+        return b.select(b.bitcast(x, "i32").eq(1 << 22), 2.0**-127, b.cast(x, "f64"))
+    return b.cast(x, node.dtype)
+
+
+def _bitcast(b: Builder, x: Value, source: str, to: str) -> Value:
+    """The bits of a value of the type `source` as a value of the type `to`; a byte that is not 0 is true."""
+    if to == "bool":
+        return b.cast(_bitcast(b, x, source, "u8"), to)
+    stored = b.cast(x, "u8" if source == "bool" else source)
+    return b.cast(b.bitcast(stored, to), working(to))
+
+
 def _truncated(b: Builder, x: Value, dtype: str) -> Value:
     """A float as an integer: the fraction dropped, what lies outside held at the type's ends, 0 for a NaN.
 
     The bare instruction leaves numbers outside undefined, and gives others for vectors than for single numbers.
     """
-    bits = 8 * Type(dtype).bytes
-    low, high = (-(1 << bits - 1), 1 << bits - 1) if dtype[0] == "i" else (0, 1 << bits)
+    low, high = limits(dtype)[0], limits(dtype)[1] + 1
     kind = x.type.of(dtype)
     inside = b.cast(b.select((x > float(low)) & (x < float(high)), x, 0.0), dtype)
     below = b.select(x <= float(low), b.constant(low, kind), inside)

@@ -21,7 +21,7 @@ from sartor.templates.movement_code import Mover
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along
 from sartor.templates.walk import runs
-from sartor.types import BYTES
+from sartor.types import BYTES, working
 
 WORK = 1 << 13  # elements worth a slice of their own
 
@@ -272,11 +272,11 @@ class _PadCode:
         value = problem.layer.attributes.get("value", 0.0)
         dtype = there.dtype
         if self.mover.plain:
-            kind = Type(dtype)
-            raw = b.constant(value if kind.is_float else bool(value) if dtype == "bool" else int(value), kind)
+            kind = Type(working(dtype))
+            raw = b.cast(b.constant(value if kind.is_float else bool(value) if dtype == "bool" else int(value), kind), dtype)
             self.fill = b.cast(raw, "u8") if dtype == "bool" else b.bitcast(raw, self.x.scalar)
         else:
-            kind = Type("f32" if dtype in ("f16", "bf16") else dtype)
+            kind = Type(working(dtype))
             self.fill = b.constant(float(value) if kind.is_float else int(value), kind)
 
     def write(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from sartor.graph.expression import Expression
 from sartor.loops.language import I64, Builder, Number, Value
 from sartor.loops.target import Target
-from sartor.types import BYTES
+from sartor.types import BYTES, working
 
 HEAVY = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
          "softplus", "pow", "mod", "fmod", "atan2")
@@ -61,6 +61,6 @@ def cost(expression: Expression | None) -> int:
 
 
 def lanes_for(target: Target, scalars: Iterable[str]) -> int:
-    """Lanes of the vectors that hold all these element types: those of the widest, the 16-bit floats counting as f32."""
-    widest = max((4 if s in ("f16", "bf16") else BYTES[s] for s in scalars), default=4)
+    """Lanes of the vectors that hold all these element types: those of the widest, what is computed in f32 counting so."""
+    widest = max((BYTES[working(s)] for s in scalars), default=4)
     return max(1, target.vector_bytes // widest)

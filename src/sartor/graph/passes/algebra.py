@@ -150,7 +150,7 @@ def _add(builder: ExpressionBuilder, op: str, args: tuple[int, ...], dtype: str,
     if op in COMMUTATIVE and _rank(builder, args[1]) < _rank(builder, args[0]):
         args = (args[1], args[0])
     rule = _RULES.get(op)
-    if rule is not None and (found := rule(builder, args, dtype)) is not None:
+    if rule is not None and value != "exact" and (found := rule(builder, args, dtype)) is not None:
         return found
     return builder(op, *args, dtype=dtype, value=value)
 

@@ -11,6 +11,7 @@ from sartor.graph.layer import Graph, Layer
 from sartor.graph.passes.algebra import RAW, cost, expression_of, operands, substitute, with_operands
 from sartor.graph.passes.editor import Editor, merged_source
 from sartor.graph.verify import PLAIN, raw_dtype
+from sartor.types import working
 
 MOST_OPERANDS = 8  # of one expression: each takes a pointer and registers
 MOST_NODES = 64
@@ -39,8 +40,17 @@ def _fits(values: tuple[str, ...], nodes: int) -> bool:
     return len(values) <= MOST_OPERANDS and nodes <= MOST_NODES
 
 
+def _reads_bits(layer: Layer) -> bool:
+    """Whether the layer reads the bits of values that are not computed with as they are stored, so that it must read them itself."""
+    nodes = layer.expression.nodes if layer.expression is not None else ()
+    types = {t for n in nodes if n.op == "bitcast" for t in (n.dtype, nodes[n.args[0]].dtype)}
+    return any(working(t) != t for t in types)
+
+
 def _into_maker(editor: Editor, layer: Layer) -> bool:
     """Makes the layer part of the expression of the last of its makers that nothing else reads."""
+    if _reads_bits(layer):
+        return False
     output = layer.outputs[0]
     makers = []
     for value in layer.inputs:
@@ -66,7 +76,7 @@ def _into_readers(editor: Editor, layer: Layer) -> bool:
     output = layer.outputs[0]
     readers = editor.readers(output)
     assert layer.expression is not None
-    if not readers or output in editor.outputs:
+    if not readers or output in editor.outputs or _reads_bits(layer):
         return False
     free = layer.expression.is_identity
     if not free and (len(readers) > 1 and not _cheap_again(editor, layer)):

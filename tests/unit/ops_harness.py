@@ -69,10 +69,10 @@ def run_runtime(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray[Any, A
 
 def check(op: str, feeds: Arrays, constants: Arrays | None = None, *, opset: int = 18, outputs: int = 1, symbolic: bool = True,
           order: list[str] | None = None, expected: list[np.ndarray[Any, Any]] | None = None, tolerance: float = 1e-5,
-          runtime: bool = False, **attributes: Any) -> Graph:
+          runtime: bool = False, fixed: Mapping[str, int] | None = None, **attributes: Any) -> Graph:
     """Compares one operator with onnx's reference, with `expected`, or, where the reference is wrong, with ONNX Runtime.
 
-    Nothing may be left to the host.
+    Nothing may be left to the host.  `fixed` names one axis of an input that stays a number where all sizes are symbols.
     """
     constants = constants or {}
     names = [f"y{i}" for i in range(outputs)]
@@ -83,7 +83,9 @@ def check(op: str, feeds: Arrays, constants: Arrays | None = None, *, opset: int
     wanted = expected or [np.asarray(r) for r in ReferenceEvaluator(model).run(None, dict(feeds))]
     graph = lower_model(model)
     sizes = {f"{n}{i}": d for n, a in feeds.items() for i, d in enumerate(a.shape)}
-    shapes = {n: [f"{n}{i}" for i in range(a.ndim)] for n, a in feeds.items()}
+    shapes: dict[str, list[Any]] = {n: [f"{n}{i}" for i in range(a.ndim)] for n, a in feeds.items()}
+    for name, axis in (fixed or {}).items():
+        shapes[name][axis] = feeds[name].shape[axis]
     graphs = [graph, lower_model(model, shapes=shapes)] if symbolic else [graph]
     for lowered in graphs:
         assert "host" not in kinds(lowered), [layer.name for layer in lowered.layers if layer.kind == "host"]

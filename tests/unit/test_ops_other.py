@@ -332,3 +332,12 @@ def test_fills_of_a_symbolic_shape():
                                                                value=oh.make_tensor("v", 6, [1], [7]))]
     graph = lower_model(make_model(nodes, {"x": X}, ["y"], dims={"x": ["a", "b", 4]}))
     np.testing.assert_array_equal(evaluate_graph(graph, {"x": X})["y"], np.full(X.shape, 7, np.int32))
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [
+    ("ii->i", [(4, 4)]), ("ii->", [(3, 3)]), ("iji->j", [(3, 2, 3)]), ("...ii->...i", [(2, 3, 4, 4)]), ("ii,ij->ij", [(3, 3), (3, 2)]),
+    ("iij,jk->ik", [(2, 2, 3), (3, 4)]), ("iii->i", [(3, 3, 3)]), ("ij,jk->ik", [(2, 1), (3, 4)]), ("...ij,...jk->...ik", [(2, 1, 3, 4), (5, 4, 2)]),
+    ("bij,bj->bi", [(1, 2, 3), (4, 3)]), (",ij->i", [(), (2, 3)]), ("ij->", [(2, 3)])])
+def test_einsum_of_diagonals_and_broadcast_sums(equation, shapes):
+    feeds = {f"x{i}": rand(*shape) for i, shape in enumerate(shapes)}
+    check("Einsum", feeds, equation=equation, symbolic=len(set(equation)) == len(equation) and 1 not in {d for s in shapes for d in s})

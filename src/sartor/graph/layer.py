@@ -44,6 +44,16 @@ scatter         X [D, C], indices [M] (i64), op (none add mul min max): X with r
 cumulative      X                            op (sum prod), axis, exclusive, reverse: running totals along the axis
 topk            X                            axis, largest: places (i64) of the best elements along the axis, best first (among
                                              equals the lower index first), as many as the output has there
+fourier         X [A, n, B, p],              inverse, half: the discrete Fourier transform of N points along the second dim, from
+                cosines [N], sines [N]       p = 1 (real) or 2 parts, zeros behind the n points, or the first N of them; half: point k above
+                                             N/2 is the conjugate of point N - k; inverse: divided by N.  The output's shape says how many
+                                             points, and whether real parts alone, are kept; the operands (f64) hold cos and sin of
+                                             2 pi k / N
+determinant     X [..., N, N]                (none); [...]: the matrices' determinants
+regions         X [N, H, W, C], boxes        mode (average, max, bins), scale, offset, sampling: of box (x1, y1, x2, y2) times scale, minus
+                [R, 4] (of X's type),        offset, in image images[r], for each cell of the output's grid [R, h, w, C] the mean or
+                images [R] (i64)             maximum of sampled points (as RoiAlign has it; sampling is their number a side, 0: as many as
+                                             pixels), or the maximum of the pixels of its bin (as MaxRoiPool has it)
 sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
 iota            -                            (none); the i64 vector 0, 1, 2, ... of the output's length
 bind            small vectors                rule, dims (Dims), options, defines ((symbol, place)...): makes sizes known that depend on
@@ -75,8 +85,8 @@ from sartor.sizes import Dim, Size, symbols
 __all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "recurrent",
-         "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "bind",
-         "host")
+         "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "fourier",
+         "determinant", "regions", "bind", "host")
 
 
 @dataclass(frozen=True)

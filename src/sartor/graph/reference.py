@@ -14,6 +14,7 @@ import numpy as np
 
 from sartor.errors import FeedError, GraphError, SartorError
 from sartor.graph.layer import Graph, Layer, Problem
+from sartor.graph.reference_numeric import determinant, fourier, regions
 from sartor.graph.reference_recurrent import recurrent
 from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
 from sartor.graph.rules import known
@@ -172,6 +173,7 @@ _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]
     "matmul": _matmul, "convolution": convolution, "deconvolution": deconvolution, "pool": pool, "reduce": _reduce,
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
     "pad": pad, "resize": resize, "recurrent": recurrent, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
+    "fourier": fourier, "determinant": determinant, "regions": regions,
     "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),
     "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),
     "reshape": lambda layer, inputs, shape, sizes: np.reshape(inputs[0], shape),

@@ -16,11 +16,12 @@ from sartor.sizes import Dim, Size, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
-PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "bind", "host")  # all kinds that carry no expression
+PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "fourier", "determinant", "bind",
+         "host")  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
            "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
-           "scatter": 3, "cumulative": 1, "topk": 1}
+           "scatter": 3, "cumulative": 1, "topk": 1, "fourier": 3, "determinant": 1, "regions": 3}
 _ATTRIBUTES = {
     "matmul": ("transpose_a", "transpose_b"), "convolution": ("strides", "dilations", "pads", "groups"),
     "deconvolution": ("strides", "dilations", "pads", "groups"), "pool": ("mode", "kernel", "strides", "dilations", "pads"),
@@ -29,6 +30,7 @@ _ATTRIBUTES = {
     "transpose": ("perm",), "concat": ("axis",), "slice": ("starts", "steps"), "pad": ("before", "mode"), "gather": ("axis",),
     "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
+    "fourier": ("inverse", "half"), "regions": ("mode", "scale", "offset", "sampling"),
     "bind": ("rule", "dims", "defines"), "host": ("node", "domains"),
 }
 
@@ -320,6 +322,21 @@ def _topk(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
             and all(i == axis or not differ(a, b) for i, (a, b) in enumerate(zip(x, output.shape, strict=True))))
 
 
+def _fourier(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    x, cosines, sines = inputs
+    return (len(x.shape) == len(output.shape) == 4 and x.shape[3] in (1, 2) and output.shape[3] in (1, 2)
+            and _same((x.shape[0], x.shape[2]), (output.shape[0], output.shape[2])) and len(cosines.shape) == 1
+            and _same(cosines.shape, sines.shape) and cosines.dtype == sines.dtype == "f64")
+
+
+def _regions(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    x, boxes, images = inputs
+    return (len(x.shape) == len(output.shape) == 4 and len(boxes.shape) == 2 and len(images.shape) == 1
+            and not differ(boxes.shape[1], 4) and not differ(images.shape[0], boxes.shape[0]) and images.dtype == "i64"
+            and boxes.dtype == x.dtype and _same((images.shape[0], x.shape[3]), (output.shape[0], output.shape[3]))
+            and all(isinstance(d, int) for d in output.shape[1:3]))
+
+
 def _each_dim(attribute: str) -> Callable[[Layer, list[Tensor], Tensor], bool]:
     def check(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
         return len(layer.attributes[attribute]) == len(inputs[0].shape) == len(output.shape)
@@ -341,5 +358,7 @@ _SHAPES: dict[str, Callable[[Layer, list[Tensor], Tensor], bool]] = {
     "reshape": lambda layer, inputs, output: not differ(inputs[0].elements, output.elements),
     "sizes": lambda layer, inputs, output: not differ(product(output.shape), len(layer.attributes["dims"])),
     "iota": lambda layer, inputs, output: len(output.shape) == 1,
-    "scatter": _scatter, "cumulative": _unchanged, "topk": _topk,
+    "scatter": _scatter, "cumulative": _unchanged, "topk": _topk, "fourier": _fourier, "regions": _regions,
+    "determinant": lambda layer, inputs, output: (len(inputs[0].shape) >= 2 and not differ(*inputs[0].shape[-2:])
+                                                  and _same(inputs[0].shape[:-2], output.shape)),
 }

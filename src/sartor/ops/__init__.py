@@ -15,9 +15,12 @@ from sartor.ops import (
     quantization,
     recurrent,
     reduction,
+    regions,
     resize,
     sampling,
     scatter,
+    signal,
+    training,
 )
 from sartor.ops.elementwise import Operator
 
@@ -34,7 +37,10 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **quantization.OPERATORS,
     **recurrent.OPERATORS,
     **reduction.OPERATORS,
+    **regions.OPERATORS,
     **resize.OPERATORS,
     **sampling.OPERATORS,
     **scatter.OPERATORS,
+    **signal.OPERATORS,
+    **training.OPERATORS,
 }

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from sartor.errors import ModelError
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError
+from sartor.ops.context import Call, Context
 from sartor.ops.elementwise import Operator
+from sartor.ops.indexing import combine, emit_gather, strides_of
 from sartor.sizes import Dim, product
 
 
@@ -68,9 +69,17 @@ def _dims(context: Context, operands: Sequence[Operand]) -> dict[str, Dim]:
     return dims
 
 
+def _unbroadcast(context: Context, operand: Operand, other: Operand, needed: str) -> Operand:
+    """Sums over dimensions that nothing needs and along which the other operand is broadcast, or drops its own of that kind."""
+    shape, beside = context.shape(operand.value), dict(zip(other.labels, context.shape(other.value), strict=True))
+    gone = [c for c, d in zip(operand.labels, shape, strict=True) if c not in needed and (d == 1) != (beside.get(c, d) == 1)]
+    return _sum_out(context, operand, "".join(c for c in operand.labels if c not in gone)) if gone else operand
+
+
 def _product(context: Context, a: Operand, b: Operand, needed: str) -> Operand:
     """The product of two operands, summed over the labels of both that nothing needs."""
     a, b = _sum_out(context, a, needed + b.labels), _sum_out(context, b, needed + a.labels)
+    a, b = _unbroadcast(context, a, b, needed), _unbroadcast(context, b, a, needed)
     dims = _dims(context, [a, b])
     shared = [c for c in a.labels if c in b.labels]
     batch = "".join(c for c in shared if c in needed)
@@ -84,9 +93,6 @@ def _product(context: Context, a: Operand, b: Operand, needed: str) -> Operand:
         operands = [_arrange(context, a, labels), _arrange(context, b, labels)]
         return Operand(context.elementwise(operands, lambda e, x, y: e("mul", x, y), shape, suffix="product"), labels)
     depth = product(dims[c] for c in inner)
-    for operand in (a, b):
-        if any(context.shape(operand.value)[operand.labels.index(c)] != dims[c] for c in inner):
-            raise DeclinedError(f"{context.call} sums over a broadcast dimension")
     left, right = _arrange(context, a, batch + rows + inner), _arrange(context, b, batch + inner + columns)
     height, width = product(dims[c] for c in rows), product(dims[c] for c in columns)
     count = len(batch)
@@ -97,11 +103,30 @@ def _product(context: Context, a: Operand, b: Operand, needed: str) -> Operand:
     return Operand(context.reshape(made, shape), labels)
 
 
+def _diagonal(context: Context, operand: Operand) -> Operand:
+    """The operand with each label once: elements whose indices along dimensions of the same label are equal."""
+    labels = "".join(dict.fromkeys(operand.labels))
+    if labels == operand.labels:
+        return operand
+    shape = context.shape(operand.value)
+    strides, dims = strides_of(shape), _dims(context, [operand])
+    sizes = [dims[c] for c in labels]
+    parts = []
+    for i, (label, size) in enumerate(zip(labels, sizes, strict=True)):
+        stride: Dim = 0
+        for place, step in zip(operand.labels, strides, strict=True):
+            stride = stride + step if place == label else stride
+        parts.append((context.reshape(context.arange(size), (size, *[1] * (len(labels) - 1 - i))), stride))
+    flat = context.reshape(operand.value, (product(shape),), suffix="flat")
+    return Operand(emit_gather(context, flat, combine(context, parts, sizes), 0, None), labels)
+
+
 def _einsum(context: Context, call: Call) -> None:
     labels, out = _parse(call["equation"], [len(context.shape(v)) for v in call.inputs], call)
-    operands = [Operand(v, text) for v, text in zip(call.inputs, labels, strict=True)]
-    if any(len(set(o.labels)) != len(o.labels) for o in operands) or len(set(out)) != len(out):
-        raise DeclinedError(f"{call} takes a diagonal")
+    if len(set(out)) != len(out):
+        raise ModelError(f"{call} has the equation {call['equation']!r}, whose result has a label twice")
+    operands = [_diagonal(context, Operand(v, text)) for v, text in zip(call.inputs, labels, strict=True)]
+    labels = [operand.labels for operand in operands]
     total = operands[0]
     for number, operand in enumerate(operands[1:], 1):
         total = _product(context, total, operand, out + "".join(labels[number + 1:]))

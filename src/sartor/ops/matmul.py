@@ -52,4 +52,13 @@ def gemm(context: Context, call: Call) -> None:
                   transpose_b=transpose_b)
 
 
-OPERATORS: dict[tuple[str, str], Operator] = {("", "Gemm"): gemm, ("", "MatMul"): multiply}
+def _determinant(context: Context, call: Call) -> None:
+    x = call.inputs[0]
+    tensor = context.tensor(x)
+    if len(tensor.shape) < 2:
+        raise ModelError(f"{call} has an input of type {tensor}, which is no matrix")
+    context.same(tensor.shape[-2], tensor.shape[-1], "the sides of a matrix")
+    context.layer("determinant", [x], Tensor(tensor.dtype, tensor.shape[:-2]), output=call.outputs[0])
+
+
+OPERATORS: dict[tuple[str, str], Operator] = {("", "Det"): _determinant, ("", "Gemm"): gemm, ("", "MatMul"): multiply}

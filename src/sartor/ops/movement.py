@@ -122,8 +122,11 @@ def _unsqueeze(context: Context, call: Call) -> None:
 
 
 def _dropout(context: Context, call: Call) -> None:
+    """Nothing is dropped outside of training, nor with a ratio of 0; what is dropped the host draws."""
     training = context.constant(call.inputs[2]) if call.input(2) else np.array(False)
-    if training is None or bool(training.reshape(-1)[0]) or (call.version < 7 and not call.get("is_test", 0)):
+    trains = training is None or bool(training.reshape(-1)[0]) or (call.version < 7 and not call.get("is_test", 0))
+    ratio = context.constant(call.inputs[1]) if call.version >= 12 and call.input(1) else np.array(call.get("ratio", 0.5))
+    if trains and (ratio is None or float(ratio.reshape(-1)[0]) != 0):
         raise DeclinedError(f"{call} trains")
     context.alias(call.outputs[0], call.inputs[0])
     if call.output(1):

@@ -14,12 +14,17 @@ from sartor.types import to_numpy
 
 
 def _batch(context: Context, call: Call) -> None:
-    """y = x * scale + shift with one scale and shift a channel, computed here where the statistics are constant."""
-    if any(call.outputs[1:]) or call.get("training_mode", 0) or not call.get("spatial", 1):
-        raise DeclinedError(f"{call} trains")
+    """y = x * scale + shift with one scale and shift a channel, computed here where the statistics are constant.
+
+    Before opset 9 there may be one for each element of an image instead.
+    """
+    if any(call.outputs[1:]) or call.get("training_mode", 0):
+        _batch_training(context, call)
+        return
     x, scale, bias, mean, variance = call.inputs
     tensor = context.tensor(x)
-    per_channel = (-1, *[1] * (len(tensor.shape) - 2))
+    spatial = bool(call.get("spatial", 1)) or len(context.shape(scale)) < 2
+    per_channel = (-1, *[1] * (len(tensor.shape) - 2)) if spatial else tensor.shape[1:]
     epsilon = call.get("epsilon", 1e-5)
     arrays = [context.constant(v) for v in (scale, bias, mean, variance)]
     if all(a is not None for a in arrays):
@@ -30,15 +35,48 @@ def _batch(context: Context, call: Call) -> None:
         shifts = context.new_constant((b - m * factor).astype(numbers).reshape(per_channel), f"{call.outputs[0]}.shift")
     else:
         channels = context.shape(scale)
-        dtype = context.dtype(variance)
+        dtype = context.dtype(variance)  # may be wider than that of x
         made = context.elementwise([scale, variance],
                                    lambda e, s, v: e("div", s, e("sqrt", e("add", v, e.constant(epsilon, dtype)))),
                                    channels, suffix="scale")
         shift = context.elementwise([bias, mean, made], lambda e, b, m, f: e("sub", b, e("mul", m, f)), channels, suffix="shift")
-        shape = (channels[0], *per_channel[1:])
+        shape = (channels[0], *per_channel[1:]) if spatial else channels
         factors, shifts = context.reshape(made, shape), context.reshape(shift, shape)
     context.elementwise([x, factors, shifts], lambda e, v, f, t: e("add", e("mul", v, f), t), tensor.shape,
                         output=call.outputs[0])
+
+
+def _batch_training(context: Context, call: Call) -> None:
+    """Normalised by the batch's own statistics; the further outputs are the running statistics and, before opset 14, the batch's."""
+    x, scale, bias, mean, variance = call.inputs
+    tensor = context.tensor(x)
+    rank, dtype, other = len(tensor.shape), tensor.dtype, context.dtype(mean)
+    if rank < 2 or not call.get("spatial", 1):
+        raise DeclinedError(f"{call} trains on an input of type {tensor}")
+    axes = tuple(i for i in range(rank) if i != 1)
+    kept = tuple(d if i == 1 else 1 for i, d in enumerate(tensor.shape))
+    own = context.layer("reduce", [x], Tensor(dtype, kept), suffix="mean", op="mean", axes=axes, select_last=False)
+    squares = context.elementwise([x, own], lambda e, v, m: e("mul", e("sub", v, m), e("sub", v, m)), tensor.shape, suffix="squares")
+    spread = context.layer("reduce", [squares], Tensor(dtype, kept), suffix="variance", op="mean", axes=axes, select_last=False)
+    factors, shifts = (context.reshape(v, (*context.shape(v), *[1] * (rank - 2))) for v in (scale, bias))
+    epsilon, momentum = float(call.get("epsilon", 1e-5)), float(call.get("momentum", 0.9))
+
+    def build(e: ExpressionBuilder, v: int, m: int, s: int, f: int, t: int) -> int:
+        root = e("sqrt", e("add", s, e.constant(epsilon, dtype)))
+        scaled = e("mul", e("div", e("sub", v, m), root), e("cast", f, dtype=dtype))
+        return e("add", scaled, e("cast", t, dtype=dtype))
+
+    context.elementwise([x, own, spread, factors, shifts], build, tensor.shape, output=call.outputs[0])
+    for place, (running, now) in enumerate([(mean, own), (variance, spread)]):
+        flat = context.reshape(now, (tensor.shape[1],))
+        if call.output(1 + place):
+            context.elementwise(
+                [running, flat], lambda e, r, n: e("add", e("mul", r, e.constant(momentum, other)),
+                                                   e("mul", e("cast", n, dtype=other), e.constant(1 - momentum, other))),
+                (tensor.shape[1],), output=call.outputs[1 + place], suffix=f"running_{place}")
+        if call.output(3 + place):
+            context.elementwise([flat], lambda e, n: e("cast", n, dtype=other), (tensor.shape[1],), output=call.outputs[3 + place],
+                                suffix=f"own_{place}")
 
 
 def _affine(context: Context, dtype: str, scale: str, bias: str) -> tuple[Expression | None, tuple[str, ...]]:

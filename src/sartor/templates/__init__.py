@@ -12,7 +12,9 @@ from sartor.templates.convolution import CONVOLUTION
 from sartor.templates.cumulative import Cumulative
 from sartor.templates.deconvolution import DECONVOLUTION
 from sartor.templates.depthwise import DEPTHWISE, GROUPED
+from sartor.templates.determinant import Determinant
 from sartor.templates.elementwise import Elementwise
+from sartor.templates.fourier import Fourier
 from sartor.templates.gather import Gather
 from sartor.templates.gemm import GEMM
 from sartor.templates.matmul import MATMUL
@@ -23,6 +25,7 @@ from sartor.templates.pool import Pool
 from sartor.templates.recurrent import Recurrent
 from sartor.templates.reduce import Reduce
 from sartor.templates.reduce_index import ReduceIndex
+from sartor.templates.regions import Regions
 from sartor.templates.resize import Resize
 from sartor.templates.scatter import Scatter
 from sartor.templates.sizes import Iota, Sizes
@@ -59,6 +62,9 @@ TEMPLATES: tuple[Template, ...] = (
     Scatter(),
     Cumulative(),
     TopK(),
+    Fourier(),
+    Determinant(),
+    Regions(),
 )
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 

@@ -1,0 +1,66 @@
+"""Fourier transforms against NumPy, by way of onnx's reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.helper as oh
+import pytest
+from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
+
+from sartor.errors import ModelError
+
+LAST = {"x": -1}  # the parts of a number
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"inverse": 1}, {"onesided": 1}], ids=str)
+def test_dft(opset, parts, options):
+    if parts == 2 and options.get("onesided"):
+        return
+    check("DFT", {"x": rand(2, 12, 3, parts)}, opset=opset, fixed=LAST, **options, **({"axis": 1} if opset < 20 else {}))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -2, -4])
+def test_axis_as_input(axis):
+    check("DFT", {"x": rand(4, 5, 6, 2)}, {"n": np.array(7), "axis": np.array(axis)}, opset=20, fixed=LAST, tolerance=1e-4)
+    check("DFT", {"x": rand(4, 5, 6, 1)}, {"axis": np.array(axis)}, opset=20, fixed=LAST, order=["x", "", "axis"], onesided=1, tolerance=1e-4)
+
+
+def test_axis_known_in_the_run():
+    for axis in (1, -2, 0):
+        feeds = {"x": rand(3, 4, 5, 2), "axis": np.array(axis)}
+        check("DFT", feeds, opset=20, fixed=LAST, order=["x", "", "axis"], tolerance=1e-4)
+
+
+@pytest.mark.parametrize("length", [None, 9, 10, 20, 5])
+def test_real_signal_from_half_a_spectrum(length):
+    constants = {} if length is None else {"n": np.array(length)}
+    check("DFT", {"x": rand(2, 6, 2)}, constants, opset=20, fixed=LAST, inverse=1, onesided=1, tolerance=1e-4)
+
+
+def test_many_points_have_their_powers_computed():
+    graph = check("DFT", {"x": rand(1, 70000, 1)}, opset=20, fixed=LAST, tolerance=2e-2, symbolic=False)
+    assert "iota" in kinds(graph)
+
+
+def test_what_no_transform_has():
+    for feeds, constants, order in (({"x": rand(2, 3)}, {}, None), ({"x": rand(2, 3, 1)}, {"n": np.array(0)}, None),
+                                    ({"x": rand(2, 3, 1)}, {"axis": np.array(2)}, ["x", "", "axis"])):
+        node = oh.make_node("DFT", order or [*feeds, *constants], ["y"])
+        with pytest.raises(ModelError):
+            lower_model(make_model([node], feeds, ["y"], constants, 20))
+
+
+@pytest.mark.parametrize("onesided", [0, 1])
+@pytest.mark.parametrize("given", ["window", "length", "both", "none"])
+def test_stft(given, onesided):
+    signal = {"x": rand(2, 40, 1)}
+    constants = {"step": np.array(6), "window": np.hanning(16).astype(np.float32), "n": np.array(16)}
+    order = {"window": ["x", "step", "window"], "length": ["x", "step", "", "n"], "both": ["x", "step", "window", "n"],
+             "none": ["x", "step"]}[given]
+    check("STFT", signal, {k: v for k, v in constants.items() if k in order}, order=order, fixed=LAST, onesided=onesided, tolerance=1e-4)
+
+
+def test_stft_of_complex_signals_and_windows_of_the_run():
+    check("STFT", {"x": rand(2, 30, 2), "w": rand(8)}, {"step": np.array(3)}, order=["x", "step", "w"], fixed=LAST, onesided=0, tolerance=1e-4)

@@ -28,6 +28,11 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")
+FOREIGN_DOMAINS = ("com.microsoft",)
+"""Domains that onnx does not declare and of which some operators have layers; which, is seen when nodes are lowered."""
+
+FOREIGN_OPERATORS = ("LayerNormalization", "SimplifiedLayerNormalization")
+"""Operators that ONNX Runtime's optimiser puts in ONNX's own domain, whatever the opset."""
 
 
 def load(source: Source) -> onnx_ir.Model:
@@ -287,11 +292,14 @@ def _check_nodes(proto: onnx.ModelProto, what: str) -> None:
     for node in proto.graph.node:
         domain = "" if node.domain == "ai.onnx" else node.domain
         words = f"node {node.name!r} ({node.op_type}) of {what}"
-        if domain not in STANDARD_DOMAINS:
+        if domain not in (*STANDARD_DOMAINS, *FOREIGN_DOMAINS):
             raise UnsupportedError(f"{words} is of the domain {domain!r}, whose operators are not known here")
         if domain not in versions:
             raise ModelError(f"{words} is of the domain {domain!r}, of which the model imports no version")
-        if not onnx.defs.has(node.op_type, versions[domain], domain):
+        declared = onnx.defs.has(node.op_type, versions[domain], domain)
+        if domain in FOREIGN_DOMAINS or (not declared and domain == "" and node.op_type in FOREIGN_OPERATORS):
+            continue
+        if not declared:
             known = onnx.defs.has(node.op_type, domain)
             raise ModelError(f"{words} is no operator of opset {versions[domain]} of domain {domain or 'ai.onnx'!r}"
                              + ("; the model's opset import does not fit its nodes" if known else ""))

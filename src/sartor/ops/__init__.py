@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from sartor.ops import (
     attention,
+    contrib,
+    contrib_attention,
+    contrib_quantized,
     convolution,
     einsum,
     elementwise,
@@ -26,6 +29,9 @@ from sartor.ops.elementwise import Operator
 
 OPERATORS: dict[tuple[str, str], Operator] = {
     **attention.OPERATORS,
+    **contrib.OPERATORS,
+    **contrib_attention.OPERATORS,
+    **contrib_quantized.OPERATORS,
     **convolution.OPERATORS,
     **einsum.OPERATORS,
     **elementwise.OPERATORS,

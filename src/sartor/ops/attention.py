@@ -35,12 +35,15 @@ class Scores:
         Whether query s sees key t only where t <= s + keys - queries.
     softcap
         Scores become softcap * tanh(score / softcap) before the masks; 0 for none.
+    sink
+        A value [heads]: a score of each head that takes its share of the weights and is of no key; "" for none.
     """
 
     scale: float
     masks: tuple[str, ...] = ()
     causal: bool = False
     softcap: float = 0.0
+    sink: str = ""
 
 
 def split_heads(context: Context, call: Call, value: str, heads: int) -> str:
@@ -69,7 +72,7 @@ def attend(context: Context, call: Call, operands: Sequence[str], scores: Scores
     """
     q, k, v = operands
     _check(context, call, operands)
-    if scores.softcap or any(exposed):
+    if scores.softcap or scores.sink or any(exposed):
         return _written_out(context, operands, scores, exposed)
     result = Tensor(context.dtype(q), (*context.shape(q)[:3], context.shape(v)[3]))
     mask = _joined(context, q, k, scores.masks)
@@ -150,8 +153,8 @@ def _written_out(context: Context, operands: Sequence[str], scores: Scores, expo
     for mask in masks:
         made = context.elementwise([made, mask], _masked, shape, suffix="masked")
     _expose(context, made, steps[2])
-    weights = context.layer("softmax", [made], Tensor(dtype, shape), axis=3, log=False)
-    if masks:
+    weights = _weights(context, made, scores.sink)
+    if masks and not scores.sink:
         best = context.layer("reduce", [made], Tensor(dtype, (*shape[:3], 1)), suffix="best", op="max", axes=(3,), select_last=False)
         weights = context.elementwise([best, weights], _unseen_is_zero, shape, suffix="weights")
     _expose(context, weights, steps[3])
@@ -159,6 +162,20 @@ def _written_out(context: Context, operands: Sequence[str], scores: Scores, expo
     out = context.layer("matmul", [weights, v], Tensor(dtype, (*product.shape[:4], columns)), suffix="result", transpose_a=False,
                         transpose_b=False)
     return context.transpose(context.reshape(out, (batch, heads, queries, columns)), (0, 2, 1, 3), suffix="heads_inside")
+
+
+def _weights(context: Context, scores: str, sink: str) -> str:
+    """Scores [B, H, S, T] as weights; the sink is one score more, whose weight is dropped."""
+    tensor = context.tensor(scores)
+    if not sink:
+        return context.layer("softmax", [scores], tensor, axis=3, log=False)
+    *outer, keys = tensor.shape
+    column = context.elementwise([context.reshape(sink, (outer[1], 1, 1))], lambda e, x: e("cast", x, dtype=tensor.dtype), (*outer, 1),
+                                 suffix="sink")
+    wider = Tensor(tensor.dtype, (*outer, keys + 1))
+    joined = context.layer("concat", [scores, column], wider, axis=3)
+    shares = context.layer("softmax", [joined], wider, suffix="shares", axis=3, log=False)
+    return context.layer("slice", [shares], tensor, suffix="weights", starts=(0, 0, 0, 0), steps=(1, 1, 1, 1))
 
 
 def _masked(e: ExpressionBuilder, score: int, mask: int) -> int:

@@ -39,8 +39,8 @@ def element_name(number: int) -> str | None:
 def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     """Emits a `host` layer for any node whose output types onnx can infer."""
     if not onnx.defs.has(call.op_type, call.version, call.domain):
-        raise UnsupportedError(f"{call}: there is no such operator in version {call.version} of domain "
-                               f"{call.domain or 'ai.onnx'!r}")
+        raise UnsupportedError(f"{call} is no operator of version {call.version} of the domain {call.domain or 'ai.onnx'!r} that is "
+                               "known here")
     node = onnx_ir.to_proto(call.node)
     if call.op_type == "Scatter":  # the name ScatterElements had before opset 11; the reference knows only the new one
         call = replace(call, op_type="ScatterElements", version=11)

@@ -16,7 +16,7 @@ import onnx_ir
 from sartor.errors import ModelError, OptionError, UnsupportedError
 from sartor.graph.layer import Graph, Tensor
 from sartor.graph.passes.dead import living
-from sartor.ops import OPERATORS, contents, folding, functions, host
+from sartor.ops import OPERATORS, contents, contrib, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
 from sartor.sizes import Dim, substitute, symbol
 
@@ -178,8 +178,10 @@ def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> No
         try:
             operator(context, call)
             return
-        except DeclinedError:
+        except DeclinedError as error:
             context.rewind(mark)
+            if call.domain == contrib.DOMAIN:
+                raise UnsupportedError(f"{error}: there is no native form of that, nor any other of the domain {call.domain!r}") from error
     body = functions.expand(context, call, versions)
     if body is None:
         host.lower(context, call, versions)

@@ -26,7 +26,7 @@ INTEGERS = ("u8", "i8", "u16", "i16", "u4", "i4", "u2", "i2")
 SMALL_FLOATS = tuple(FORMATS)
 
 
-def _saturated(e: ExpressionBuilder, value: int, zero: int | None, dtype: str) -> int:
+def saturated(e: ExpressionBuilder, value: int, zero: int | None, dtype: str) -> int:
     """`value`, a float, rounded half to even, moved by the zero point, and held within `dtype`; a NaN gives its least number."""
     kind, (low, high) = e.nodes[value].dtype, limits(dtype)
     out = e("round", value)
@@ -108,7 +108,7 @@ def _quantize(context: Context, call: Call) -> None:
             quotient = e("cast", e("cast", quotient, dtype=rounded), dtype=precision)
         if dtype in SMALL_FLOATS:
             return _small_float(e, quotient, offset, dtype, cast_option(call, dtype))
-        return _saturated(e, quotient, offset, dtype)
+        return saturated(e, quotient, offset, dtype)
 
     context.elementwise(operands, build, context.shape(x), output=call.outputs[0])
 
@@ -131,7 +131,7 @@ def _dequantize(context: Context, call: Call) -> None:
     context.elementwise(operands, build, context.shape(x), output=call.outputs[0])
 
 
-def _dynamic_quantize(context: Context, call: Call) -> None:
+def dynamic_quantize(context: Context, call: Call) -> None:
     """The range of the input, widened to hold zero, is laid over 0...255; an input of zeros has the scale 1."""
     x = call.inputs[0]
     shape = context.shape(x)
@@ -150,18 +150,18 @@ def _dynamic_quantize(context: Context, call: Call) -> None:
 
     def zero_of(e: ExpressionBuilder, low: int, scale: int) -> int:
         zero = e.constant(0.0, "f32")
-        return _saturated(e, e("div", e("sub", zero, e("min", zero, low)), scale, value="exact"), None, "u8")
+        return saturated(e, e("div", e("sub", zero, e("min", zero, low)), scale, value="exact"), None, "u8")
 
     scale = context.elementwise(ends, scale_of, (), output=call.output(1) or None, suffix="scale")
     zero = context.elementwise([ends[1], scale], zero_of, (), output=call.output(2) or None, suffix="zero")
-    context.elementwise([x, scale, zero], lambda e, v, s, z: _saturated(e, e("div", v, s, value="exact"), z, "u8"), shape,
+    context.elementwise([x, scale, zero], lambda e, v, s, z: saturated(e, e("div", v, s, value="exact"), z, "u8"), shape,
                         output=call.outputs[0])
 
 
 # --- products of integers --------------------------------------------------------------------------------------------------
 
 
-def _centred(context: Context, x: str, zero: str, per_index: Sequence[Dim] = ()) -> str:
+def centred(context: Context, x: str, zero: str, per_index: Sequence[Dim] = ()) -> str:
     """`x` as i32 less its zero point; a zero point of more than one element is given the shape `per_index`."""
     if zero:
         zero = context.reshape(zero, () if context.tensor(zero).elements == 1 else per_index)
@@ -198,15 +198,15 @@ def _requantize(context: Context, call: Call, product: str, scales: Sequence[str
     def build(e: ExpressionBuilder, value: int, a: int, b: int, y: int, offset: int) -> int:
         a, b, y = (e("cast", s, dtype="f32") for s in (a, b, y))
         factor = e("cast", e("div", e("mul", a, b), y), dtype="f64")
-        return _saturated(e, e("mul", e("cast", value, dtype="f64"), factor), offset, dtype)
+        return saturated(e, e("mul", e("cast", value, dtype="f64"), factor), offset, dtype)
 
     context.elementwise([product, *scales, zero], build, context.shape(product), output=output, suffix="requantized")
 
 
 def _integer_matmul(context: Context, call: Call) -> None:
     a, b, a_zero, b_zero = (call.input(i) for i in range(4))
-    left = _centred(context, a, a_zero, _rows(context, a_zero))
-    right = _centred(context, b, b_zero, _rows(context, b_zero, columns=True))
+    left = centred(context, a, a_zero, _rows(context, a_zero))
+    right = centred(context, b, b_zero, _rows(context, b_zero, columns=True))
     multiply(context, replace(call, inputs=(left, right)))
 
 
@@ -216,8 +216,8 @@ def _quantized_matmul(context: Context, call: Call) -> None:
         for name in (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero):
             if context.tensor(name).elements != 1:
                 raise DeclinedError(f"{call} multiplies a vector that has more than one scale")
-    left = _centred(context, a, a_zero, _rows(context, a_zero))
-    right = _centred(context, b, b_zero, _rows(context, b_zero, columns=True))
+    left = centred(context, a, a_zero, _rows(context, a_zero))
+    right = centred(context, b, b_zero, _rows(context, b_zero, columns=True))
     product = context.unique(f"{call.outputs[0]}.product")
     multiply(context, replace(call, inputs=(left, right), outputs=(product,)))
     scales = [context.reshape(a_scale, _rows(context, a_scale)), context.reshape(b_scale, _rows(context, b_scale, columns=True)),
@@ -228,14 +228,14 @@ def _quantized_matmul(context: Context, call: Call) -> None:
 def _integer_convolution(context: Context, call: Call) -> None:
     x, w, x_zero, w_zero = (call.input(i) for i in range(4))
     outputs, rest = context.shape(w)[0], (1,) * (len(context.shape(w)) - 1)
-    moved = _centred(context, x, x_zero), _centred(context, w, w_zero, (outputs, *rest))
+    moved = centred(context, x, x_zero), centred(context, w, w_zero, (outputs, *rest))
     convolve(context, replace(call, inputs=moved))
 
 
-def _quantized_convolution(context: Context, call: Call) -> None:
+def quantized_convolution(context: Context, call: Call) -> None:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = call.inputs[:8]
     outputs, spatial = context.shape(w)[0], (1,) * (len(context.shape(w)) - 2)
-    operands = (_centred(context, x, x_zero), _centred(context, w, w_zero, (outputs, 1, *spatial)), *call.inputs[8:9])
+    operands = (centred(context, x, x_zero), centred(context, w, w_zero, (outputs, 1, *spatial)), *call.inputs[8:9])
     product = context.unique(f"{call.outputs[0]}.product")
     convolve(context, replace(call, inputs=operands, outputs=(product,)))
     by_channel = () if context.tensor(w_scale).elements == 1 else (outputs, *spatial)
@@ -246,9 +246,9 @@ def _quantized_convolution(context: Context, call: Call) -> None:
 OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "ConvInteger"): _integer_convolution,
     ("", "DequantizeLinear"): _dequantize,
-    ("", "DynamicQuantizeLinear"): _dynamic_quantize,
+    ("", "DynamicQuantizeLinear"): dynamic_quantize,
     ("", "MatMulInteger"): _integer_matmul,
-    ("", "QLinearConv"): _quantized_convolution,
+    ("", "QLinearConv"): quantized_convolution,
     ("", "QLinearMatMul"): _quantized_matmul,
     ("", "QuantizeLinear"): _quantize,
 }

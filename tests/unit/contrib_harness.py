@@ -25,10 +25,10 @@ def contrib_model(op: str, feeds: Arrays, constants: Arrays, inputs: Sequence[st
 
 
 def check_contrib(op: str, feeds: Arrays, constants: Arrays | None = None, *, inputs: Sequence[str] | None = None,
-                  outputs: Sequence[str] = ("y",), symbolic: bool = True, axes: Sequence[int] = tuple(range(8)), tolerance: float = 1e-5,
+                  outputs: Sequence[str] = ("y",), symbolic: bool = True, symbol_axes: Sequence[int] = tuple(range(8)), tolerance: float = 1e-5,
                   units: int = 0, expected: Sequence[np.ndarray[Any, Any]] | None = None, domain: str = DOMAIN,
                   **attributes: Any) -> None:
-    """Compares one operator with ONNX Runtime (or `expected`), its sizes known and those along `axes` symbols.
+    """Compares one operator with ONNX Runtime (or `expected`), its sizes known and those along `symbol_axes` symbols.
 
     Integers may differ by `units`.
     """
@@ -37,7 +37,7 @@ def check_contrib(op: str, feeds: Arrays, constants: Arrays | None = None, *, in
     wanted = expected if expected is not None else run_runtime(model, feeds)
     graphs = [(lower_model(model), {})]
     if symbolic:
-        shapes = {n: [f"{n}{i}" if i in axes else d for i, d in enumerate(a.shape)] for n, a in feeds.items()}
+        shapes = {n: [f"{n}{i}" if i in symbol_axes else d for i, d in enumerate(a.shape)] for n, a in feeds.items()}
         sizes = {f"{n}{i}": d for n, a in feeds.items() for i, d in enumerate(a.shape)}
         graphs.append((lower_model(model, shapes=shapes), sizes))
     for graph, sizes in graphs:

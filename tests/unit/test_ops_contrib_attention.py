@@ -84,7 +84,7 @@ def test_multi_head(mask, bias, causal):
 
 def test_multi_head_with_symbols():
     feeds = {"q": rand(BATCH, QUERIES, HIDDEN), "k": rand(BATCH, 5, HIDDEN), "v": rand(BATCH, 5, HIDDEN)}
-    check_contrib("MultiHeadAttention", feeds, {"b": rand(3 * HIDDEN)}, num_heads=HEADS, tolerance=1e-4, axes=(0, 1))
+    check_contrib("MultiHeadAttention", feeds, {"b": rand(3 * HIDDEN)}, num_heads=HEADS, tolerance=1e-4, symbol_axes=(0, 1))
 
 
 @pytest.mark.parametrize("causal", [0, 1])
@@ -96,7 +96,7 @@ def test_multi_head_with_a_cache(causal):
                   symbolic=False, tolerance=1e-4)
     del feeds["pk"], feeds["pv"], feeds["s"]
     check_contrib("MultiHeadAttention", feeds, outputs=["y", "nk", "nv"], num_heads=HEADS, unidirectional=causal, tolerance=1e-4,
-                  axes=(0, 1))
+                  symbol_axes=(0, 1))
 
 
 def test_multi_head_of_packed_and_of_cached_operands():

@@ -132,8 +132,11 @@ def _dequantized(context: Context, call: Call, x: str, scale: str, zero: str) ->
 def _quantized(context: Context, real: str, scale: str, zero: str, dtype: str, output: str) -> None:
     """A real value quantised with one scale."""
     operands = [v for v in (real, _scalar(context, scale), _scalar(context, zero)) if v]
-    context.elementwise(operands, lambda e, v, by, offset=None: saturated(e, e("div", v, by, value="exact"), offset, dtype), context.shape(real),
-                        output=output)
+
+    def build(e: ExpressionBuilder, value: int, by: int, offset: int | None = None) -> int:
+        return saturated(e, e("div", value, by, value="exact"), offset, dtype)
+
+    context.elementwise(operands, build, context.shape(real), output=output)
 
 
 def on_reals(operator: Operator) -> Operator:

@@ -253,13 +253,13 @@ def make_feeds(
     OptionError
         When an option names no input or dimension, a file cannot be read, or shapes do not fit.
     """
-    from sartor.cli.feeds import load_file, random_array, settle_sizes
+    from sartor.cli.feeds import load_file, random_array, settle_sizes, typed
 
     given, wanted = dict(files), dict(shapes)
     for name in (*given, *wanted):
         if name not in inputs:
             raise OptionError(f"the model has no input {name}; it has {', '.join(inputs)}")
-    feeds = {name: load_file(name, path) for name, path in given.items()}
+    feeds = {name: typed(load_file(name, path), inputs[name]) for name, path in given.items()}
     wanted |= {name: array.shape for name, array in feeds.items()}
     sizes, assumed = settle_sizes(inputs, wanted, dict(dims))
     if assumed:

@@ -11,7 +11,7 @@ import numpy as np
 from sartor.errors import OptionError
 from sartor.graph.layer import Tensor
 from sartor.sizes import Size, evaluate, symbols
-from sartor.types import to_numpy
+from sartor.types import BYTES, to_numpy
 
 
 def load_file(name: str, path: str) -> np.ndarray[Any, Any]:
@@ -36,6 +36,12 @@ def load_file(name: str, path: str) -> np.ndarray[Any, Any]:
         if key is None:
             raise OptionError(f"input {name}: {path} holds {', '.join(names) or 'nothing'}, but no {name}")
         return np.asarray(loaded[key])
+
+
+def typed(array: np.ndarray[Any, Any], tensor: Tensor) -> np.ndarray[Any, Any]:
+    """An array as the input's type, where a file could not say it: NumPy writes types it lacks (bfloat16, float8) as raw bytes."""
+    raw = array.dtype.kind == "V" and array.dtype.names is None and not tensor.opaque and tensor.dtype in BYTES
+    return array.view(to_numpy(tensor.dtype)) if raw and array.dtype.itemsize == BYTES[tensor.dtype] else array
 
 
 def settle_sizes(

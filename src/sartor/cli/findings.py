@@ -113,7 +113,7 @@ def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[Finding]:
             continue
         if array.nbytes >= HUGE:
             yield Finding("suspicious", where, f"holds {bytes_text(array.nbytes)}")
-        if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        if array.dtype.kind == "f" or "float" in array.dtype.name:
             values = array if array.dtype.itemsize > 2 else array.astype(np.float32)
             for name, test in (("not a number", np.isnan), ("infinite", np.isinf)):
                 if count := int(np.count_nonzero(test(values))):

@@ -92,7 +92,10 @@ def save_arrays(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             buffer = io.BytesIO()
-            np.save(buffer, np.asarray(array), allow_pickle=False)
+            plain = np.asarray(array)
+            if plain.dtype.isbuiltin == 2:  # one that ml_dtypes adds, for which NumPy's files have no name: raw bytes
+                plain = plain.view(f"V{plain.dtype.itemsize}")
+            np.save(buffer, plain, allow_pickle=False)
             archive.writestr(f"{name}.npy", buffer.getvalue())
 
 
@@ -100,8 +103,10 @@ def _figures(array: object) -> dict[str, float | None]:
     """Least, mean and greatest element, None where there is none."""
     import numpy as np
 
+    from sartor.types import from_numpy
+
     values = np.asarray(array)
-    if not values.size or (values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16"):
+    if not values.size or from_numpy(values.dtype) == "string":
         return {"min": None, "mean": None, "max": None}
     values = values.astype(np.float64)
     return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}

@@ -61,6 +61,14 @@ class Expression:
         """True where the result is operand 0 unchanged."""
         return self.result == 0 and self.operands >= 1
 
+    @property
+    def moved(self) -> int | None:
+        """The operand whose bits are the result as they are; None where something is computed."""
+        index, node = self.result, self.nodes[self.result]
+        if node.op == "bitcast" and "bool" not in (node.dtype, self.nodes[node.args[0]].dtype):
+            index = node.args[0]
+        return index if index < self.operands else None
+
     def __str__(self) -> str:
         """As one formula; a node that is read more than once is named before it, so that the text stays as short as the nodes."""
         reads = Counter(a for node in self.nodes for a in node.args)

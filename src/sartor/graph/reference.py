@@ -243,7 +243,7 @@ def evaluate_layer(problem: Problem, inputs: Mapping[str, Array], sizes: Mapping
         if layer.kind == "elementwise":
             if layer.expression is None:
                 raise GraphError(f"layer {layer.name} is element-wise but has no expression")
-            raw = evaluate_expression(layer.expression, operands)
+            raw = evaluate_expression(layer.expression, operands) if (bits := _moved(problem, read)) is None else bits
         else:
             raw = _RAW[layer.kind](layer, operands, shape, sizes)
             if layer.expression is not None:
@@ -254,6 +254,16 @@ def evaluate_layer(problem: Problem, inputs: Mapping[str, Array], sizes: Mapping
             raise GraphError(f"layer {layer.name} ({layer.kind}) computes the shape {raw.shape}, not {shape} as its output says") from None
         dtype = np.dtype(np.float64) if wide and output.dtype in FLOATS else to_numpy(output.dtype)
         return {layer.outputs[0]: np.ascontiguousarray(raw.astype(dtype, copy=False)).reshape(shape)}
+
+
+def _moved(problem: Problem, read: Callable[[str], Array]) -> Array | None:
+    """The result of an elementwise layer that moves bits, NaNs as they are; None for others, and where values are held wider."""
+    expression, inputs = problem.layer.expression, problem.layer.inputs
+    if expression is None or expression.moved is None:
+        return None
+    array = np.asarray(read(inputs[expression.moved]))
+    kept = array.dtype == to_numpy(problem.tensors[inputs[expression.moved]].dtype)
+    return array.view(to_numpy(problem.output().dtype)) if kept and array.dtype != object else None
 
 
 def bind_sizes(shape: tuple[Dim, ...], actual: tuple[int, ...], sizes: dict[str, int], name: str) -> None:

@@ -65,16 +65,6 @@ class Shape:
         return self.groups[0].present == self.column
 
 
-def moved(expression: Expression | None) -> int | None:
-    """The operand whose bits are the result as they are; None where something is computed."""
-    if expression is None:
-        return None
-    index, node = expression.result, expression.nodes[expression.result]
-    if node.op == "bitcast" and "bool" not in (node.dtype, expression.nodes[node.args[0]].dtype):
-        index = node.args[0]
-    return index if index < expression.operands else None
-
-
 def shape_of(problem: Problem) -> Shape:
     """The joined dims of an element-wise layer."""
     out = problem.output().shape or (1,)
@@ -162,7 +152,7 @@ class _Code:
         names = (layer.outputs[0], *layer.inputs)
         memory = [problem.tensors[n].dtype for n in names]
         computed = [n.dtype for n in self.expression.nodes if n.op != "constant"]
-        self.moved = moved(self.expression)
+        self.moved = self.expression.moved
         if self.moved is not None:  # bits alone, so that a NaN stays the one it is
             memory, computed = [BITS[BYTES[t]] for t in memory], []
         self.lanes = lanes_for(device.target, [*memory, *computed])

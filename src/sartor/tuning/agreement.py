@@ -45,7 +45,8 @@ def disagreement(wanted: NDArray[Any], got: NDArray[Any], steps: bool = False) -
         return ""
     kind = from_numpy(got.dtype)
     if kind not in TOLERANCE:
-        wrong = wanted != got
+        with np.errstate(invalid="ignore"):
+            wrong = (wanted != got) & ((wanted == wanted) | (got == got))  # noqa: PLR0124 -- which is how small floats say that they are no NaN
         worst = f"{got.dtype} values differ"
     else:
         wrong, relative = _floats_apart(wanted, got, TOLERANCE[kind])

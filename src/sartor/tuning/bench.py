@@ -30,7 +30,7 @@ from sartor.sizes import evaluate, symbol
 from sartor.tuning.agreement import disagreement, has_steps
 from sartor.tuning.guard import Guarded, guarded_copy
 from sartor.tuning.messages import Case, Drawn
-from sartor.types import to_numpy
+from sartor.types import from_numpy, to_numpy
 
 SAMPLE_SECONDS = 0.002  # one sample repeats a run for at least this long, so that the clock's grain does not matter
 SAMPLES = 3  # in a round
@@ -224,7 +224,7 @@ def _draw(generator: np.random.Generator, drawn: Drawn, shape: tuple[int, ...], 
 def describe_constant(array: Array) -> Drawn:
     """How to draw something like `array`."""
     few = array.reshape(-1)[: 1 << 16]
-    if array.dtype.kind in "iu":
+    if from_numpy(array.dtype)[0] in "iu":
         return Drawn(low=int(array.min()), high=int(array.max()))
     if array.dtype.kind == "b":
         return Drawn()

@@ -22,7 +22,7 @@ def run(graph: Graph) -> Graph:
     for name, array in graph.constants.items():
         if array.dtype == object or array.nbytes > LIMIT:
             continue
-        key = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
+        key = (array.dtype.name, array.shape, hashlib.sha256(array.tobytes()).digest())
         if (first := contents.setdefault(key, name)) != name:
             editor.redirect(name, first)
     seen: dict[Any, Layer] = {}

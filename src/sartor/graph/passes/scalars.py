@@ -42,7 +42,11 @@ def _uniform(array: Array | None, dtype: str) -> Expression | None:
     if array is None or array.size == 0 or dtype == "string":
         return None
     first = array.reshape(-1)[:1]
-    if array.size > 1 and not np.array_equal(array, np.broadcast_to(first, array.shape)):
+    with np.errstate(invalid="ignore"):
+        if first[0] != first[0]:  # a NaN as a number would be any NaN
+            return None
+    elements = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)  # a zero's sign counts
+    if not (elements == elements[0]).all():
         return None
     builder = ExpressionBuilder([])
     return builder.finish(builder.constant(first.astype(np.float32).item() if dtype == "bf16" else first.item(), dtype))

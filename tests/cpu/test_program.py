@@ -113,7 +113,7 @@ def test_newer_formats_are_refused(saved):
     data = bytearray(saved.read_bytes())
     struct.pack_into("<I", data, len(MAGIC), 99)
     saved.write_bytes(data)
-    with pytest.raises(ProgramError, match=r"format 99, made by a newer Sartor; this one reads up to format \d"):
+    with pytest.raises(ProgramError, match=r"format 99, made by a newer Sartor; this one reads format \d"):
         Program.load(saved)
 
 

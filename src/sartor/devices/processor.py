@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from functools import cache
 
 from sartor.errors import OptionError, UnsupportedError
@@ -84,25 +85,40 @@ def usable_cores() -> int:
 
 def cgroup_quota(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float:
     """The least processor quota of this process's control groups and those above them; infinite without one."""
-    quota = math.inf
+    groups = _groups("cpu", membership, root)
+    return min((_quota_v2(folder) if newer else _quota_v1(folder) for newer, folder in groups), default=math.inf)
+
+
+@cache
+def memory_bytes(membership: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """How much memory this process can have: the machine's, or the limit of its control groups where that is less."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for newer, folder in _groups("memory", membership, root):
+        limit = _read(os.path.join(folder, "memory.max" if newer else "memory.limit_in_bytes")).strip()
+        if limit.isdigit():
+            found = min(found, int(limit))
+    return found
+
+
+def _groups(controller: str, membership: str, root: str) -> Iterator[tuple[bool, str]]:
+    """Folders of this process's control groups for a controller and of those above them; whether each is of version 2."""
     for line in _read(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            base, read = root, _quota_v2
-        elif "cpu" in controllers.split(","):
-            base, read = os.path.join(root, controllers), _quota_v1
+            base = root
+        elif controller in controllers.split(","):
+            base = os.path.join(root, controllers)
             if not os.path.isdir(base):
-                base = os.path.join(root, "cpu")
+                base = os.path.join(root, controller)
         else:
             continue
         # Inside a container the path may name a group of the host; the root is then this process's own group.
         folder = os.path.join(base, path.lstrip("/"))
         while True:
-            quota = min(quota, read(folder))
+            yield controllers == "", folder
             if len(folder.rstrip("/")) <= len(base):
                 break
             folder = os.path.dirname(folder.rstrip("/"))
-    return quota
 
 
 def _read(path: str) -> str:

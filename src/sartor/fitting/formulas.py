@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sartor.errors import UnsupportedError
 from sartor.sizes import Atom, Dim, Size
 
 Values: TypeAlias = NDArray[np.int64]
@@ -101,6 +102,8 @@ class FormulaBuilder:
         return found
 
     def _entry(self, op: int, a: int, b: int = 0) -> int:
+        if op == CONSTANT and not -(1 << 63) <= a < 1 << 63:
+            raise UnsupportedError(f"a size or number of {a} came up, which does not fit 64 bits")
         if op in (ADD, MULTIPLY, MINIMUM, MAXIMUM) and b < a:
             a, b = b, a
         return self._entries.setdefault((op, a, b), len(self._entries))

@@ -20,9 +20,10 @@ import onnx.external_data_helper
 import onnx.inliner
 import onnx.numpy_helper
 import onnx_ir
-from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from sartor.errors import ModelError, UnsupportedError
+from sartor.importers.limits import check_unfolding
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
@@ -67,6 +68,7 @@ def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError(f"{what} is not an ONNX model: it holds no graph")
     proto = _with_opsets(proto, what)
+    check_unfolding(proto, what)
     for tensor in _tensors(proto):
         _check_tensor(tensor, folder, what)
     proto = _inlined(proto, what)
@@ -79,6 +81,7 @@ def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.
         raise ModelError(f"{what} cannot be understood: {_first_line(error)}") from error
     if folder is not None:
         onnx_ir.external_data.set_base_dir(model.graph, folder)
+    _drop_doubles(model.graph.outputs)
     for value in [v for v in model.graph.inputs if v.name in model.graph.initializers]:
         model.graph.inputs.remove(value)
     try:
@@ -86,6 +89,13 @@ def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.
     except ValueError as error:
         raise ModelError(f"{what} has a cycle: some node needs its own result") from error
     return model
+
+
+def _drop_doubles(outputs: list[onnx_ir.Value]) -> None:
+    """Drops outputs that are given out a second time: what a run returns is named."""
+    kept = list(dict.fromkeys(outputs))
+    if len(kept) < len(outputs):
+        outputs[:] = kept
 
 
 def _first_line(error: BaseException) -> str:
@@ -279,7 +289,7 @@ def _inlined(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
             proto.graph.input.extend(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
                                      for t in proto.graph.initializer if t.name not in known)
         return onnx.inliner.inline_local_functions(proto, convert_version=differs)
-    except (RuntimeError, ValueError, EncodeError) as error:
+    except Exception as error:
         raise ModelError(f"the functions of {what} cannot be inlined: {_first_line(error)}") from error
 
 

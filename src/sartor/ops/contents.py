@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
 
 from sartor.ops.context import CONTENT_LIMIT, FLOATS, Array, Call, Context, Ratio, axis_of
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
+
+
+TERMS_LIMIT, TEXT_LIMIT = 64, 4000
+"""Sums and characters of text that a formula may have."""
 
 
 class UndecidedError(Exception):
@@ -48,12 +52,21 @@ def propagate(context: Context, call: Call) -> bool:
     except UndecidedError:
         return False
     results = results if isinstance(results, list) else [results]
-    if any(r.size > CONTENT_LIMIT for r in results):
+    if any(r.size > CONTENT_LIMIT or not all(map(_is_reasonable, r.reshape(-1))) for r in results):
         return False
     dtype = _result_type(context, call)
     for name, result in zip(call.outputs, results, strict=False):
         context.set_content(name, result, dtype)
     return True
+
+
+def _is_reasonable(item: Any) -> bool:
+    """Whether a number fits 64 bits and a formula can still be read; what grows beyond that is left to kernels."""
+    if isinstance(item, Ratio):
+        return _is_reasonable(item.numerator) and _is_reasonable(item.denominator)
+    if isinstance(item, Size):
+        return len(item.terms) <= TERMS_LIMIT and len(str(item)) <= TEXT_LIMIT
+    return not isinstance(item, int) or -(1 << 63) <= item < 1 << 63
 
 
 def as_object(values: Any) -> Array:
@@ -343,14 +356,14 @@ def _constant_of_shape(call: Call, inputs: list[Any]) -> Array:
     value = call.get("value")
     array = np.zeros(1, np.float32) if value is None else np.asarray(value.numpy())
     shape = _integer_list(inputs[0])
-    if array.dtype != np.int64 or int(np.prod(shape)) > CONTENT_LIMIT:
+    if array.dtype != np.int64 or prod(shape) > CONTENT_LIMIT:
         raise UndecidedError
     return np.full(shape, int(array.reshape(-1)[0]), object)
 
 
 def _expand(call: Call, inputs: list[Any]) -> Array:
     shape = np.broadcast_shapes(inputs[0].shape, tuple(_integer_list(inputs[1])))
-    if int(np.prod(shape)) > CONTENT_LIMIT:
+    if prod(shape) > CONTENT_LIMIT:
         raise UndecidedError
     return np.array(np.broadcast_to(inputs[0], shape))
 
@@ -375,7 +388,10 @@ def _flatten(call: Call, inputs: list[Any]) -> Array:
 
 
 def _tile(call: Call, inputs: list[Any]) -> Array:
-    return np.tile(inputs[0], _integer_list(inputs[1]))
+    repeats = _integer_list(inputs[1])
+    if inputs[0].size * prod(repeats) > CONTENT_LIMIT:
+        raise UndecidedError
+    return np.tile(inputs[0], repeats)
 
 
 def _remainder(call: Call, inputs: list[Any]) -> Array:

@@ -33,6 +33,7 @@ class Ratio:
 
 
 FLOATS = ("f32", "f64", "f16")
+ARANGE_LIMIT = 1 << 16  # elements up to which 0, 1, 2, ... is a constant of the program
 CONTENT_LIMIT = 4096  # elements up to which integer constants are also seen as contents
 
 
@@ -436,7 +437,7 @@ class Context:
 
     def arange(self, dim: Dim) -> str:
         """The i64 vector 0, 1, ... dim - 1."""
-        if isinstance(dim, int):
+        if isinstance(dim, int) and dim <= ARANGE_LIMIT:
             return self.new_constant(np.arange(dim, dtype=np.int64), f"{self.call.output(0)}.iota")
         return self.layer("iota", [], Tensor("i64", (dim,)))
 

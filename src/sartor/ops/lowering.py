@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import onnx_ir
@@ -18,7 +19,7 @@ from sartor.graph.layer import Graph, Tensor
 from sartor.graph.passes.dead import living
 from sartor.ops import OPERATORS, contents, contrib, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
-from sartor.sizes import Dim, substitute, symbol
+from sartor.sizes import Dim, Size, substitute, symbol
 
 _TYPES = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "BOOL": "bool", "STRING": "string",
@@ -28,6 +29,9 @@ _TYPES = {
     "FLOAT8E8M0": "f8e8m0", "FLOAT6E2M3": "f6e2m3", "FLOAT6E3M2": "f6e3m2", "FLOAT4E2M1": "f4e2m1",
     "INT4": "i4", "UINT4": "u4", "INT2": "i2", "UINT2": "u2",
 }
+ELEMENTS_LIMIT = 1 << 48
+"""Elements a tensor may have as far as its sizes are numbers: what today's processors can address."""
+
 _UNNAMED = (None, "", "?", "-1", "None")  # what exporters write for a dimension of which nothing is known
 
 
@@ -67,6 +71,7 @@ def lower(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None
             error.values = tuple(v.name for v in node.outputs if v.name)
             raise
     _finish(context, [v.name or "" for v in model.graph.outputs])
+    _check_sizes(context.graph)
     return context.graph
 
 
@@ -160,7 +165,7 @@ def _lower_checked(context: Context, call: Call, versions: Mapping[str, int]) ->
     """Lowers a node; what goes wrong because the node makes no sense in its place is said of the node."""
     try:
         _lower_node(context, call, versions)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         inputs = ", ".join(str(context.tensor(v)) if v else "none" for v in call.inputs)
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{call} does not fit its inputs ({inputs}): {reason}") from error
@@ -242,6 +247,17 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
             context.copy(renames.get(target, target), name)
     graph.outputs = tuple(outputs)
     _prune(graph)
+
+
+def _check_sizes(graph: Graph) -> None:
+    """Makes sure that the sizes of all values can be: not negative, and within what 64 bits can address."""
+    for name, tensor in graph.tensors.items():
+        known = [d for d in tensor.shape if isinstance(d, int)]
+        if any(d < 0 for d in known):
+            raise ModelError(f"the value {name!r} would have a negative size: {tensor}")
+        factors = [abs(f) for d in tensor.shape if isinstance(d, Size) for _, f in d.terms]
+        if prod(max(d, 1) for d in known) > ELEMENTS_LIMIT or max(factors, default=0) > ELEMENTS_LIMIT:
+            raise ModelError(f"the value {name!r} would be larger than any memory: {tensor}")
 
 
 def _rename(graph: Graph, names: Mapping[str, str]) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.errors import FeedError, SartorError
+from sartor.devices.processor import memory_bytes
+from sartor.errors import FeedError, ProgramError, SartorError
 from sartor.fitting.arena import Arena, plan_arena
 from sartor.fitting.formulas import SYMBOL
 from sartor.fitting.plan import (
@@ -32,6 +34,7 @@ from sartor.fitting.plan import (
     Plan,
     Table,
     Task,
+    Value,
 )
 from sartor.runtime.executor import (
     TASK_ARGS,
@@ -80,6 +83,7 @@ class Layout:
         self.buffers = np.array([i for i, b in enumerate(blueprint.buffers) if b.stage == stage], np.int64)
         mine = [blueprint.buffers[i] for i in self.buffers]
         end = max(0, len(self.items) - 1)
+        self.arena_sizes = np.array([blueprint.buffers[i].size for i in self.index[self.where[ARENA]].tolist()], np.int64)
         self.buffer_sizes = np.array([b.size for b in mine], np.int64)
         self.buffer_first = [b.first for b in mine]
         self.buffer_last = [end if b.kept else b.last for b in mine]
@@ -108,6 +112,24 @@ class OutputArray:
     index: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def new_array(output: OutputArray, name: str) -> NDArray[Any]:
+    """A fresh array for an output.
+
+    Raises
+    ------
+    SartorError
+        There is not enough memory for it, or none could be.
+    """
+    try:
+        return np.empty(output.shape, output.dtype)
+    except (MemoryError, ValueError):
+        raise SartorError(f"there is not enough memory for the output {name} of the shape {list(output.shape)}") from None
 
 
 @dataclass(frozen=True)
@@ -272,15 +294,21 @@ class Binder:
         """
         layout, blueprint = self.layout(stage), self.blueprint
         values = blueprint.formulas.evaluate(sizes)
-        if checked and stage:
-            self._check_conditions(stage, values, sizes)
+        if checked:
+            if stage:
+                self._check_conditions(stage, values, sizes)
             self._check_shapes(stage, values, sizes)
         arena = plan_arena(values[layout.buffer_sizes].tolist(), layout.buffer_first, layout.buffer_last)
         offsets = dict(zip(layout.buffers.tolist(), arena.offsets, strict=True))
         tables, length = self._place_tables(layout, values)
+        outputs = self._outputs(stage, values)
+        tasks, scratch, seconds = self._tasks(layout, values)
+        if checked:
+            self._check_memory(arena.bytes + scratch * self.threads + 8 * length + sum(o.bytes for o in outputs), sizes)
         block = np.zeros(length, np.int64)
         words = block[: len(layout.kind)]
         words[:] = values[layout.formula]
+        self._check_places(layout, words, values)
         words[layout.where[CONSTANT]] += self._weights_address
         words[layout.where[ZEROS]] = self._zeros_address(words[layout.where[ZEROS]])
         patches = _Patches(len(blueprint.inputs), len(blueprint.outputs), len(before))
@@ -290,7 +318,6 @@ class Binder:
         words[layout.where[TABLE]] = 8 * starts
         for number, start in tables.items():
             self._fill_table(layout.tables[number], values, block[start:], start, (offsets, before, patches, arena_words))
-        tasks, scratch, seconds = self._tasks(layout, values)
         return BoundStage(
             layout,
             values,
@@ -303,10 +330,32 @@ class Binder:
             scratch,
             1 if seconds < _SMALL_RUN else self.threads,
             seconds < _HELD_RUN,
-            self._outputs(stage, values),
+            outputs,
             self._zeros,
             offsets,
         )
+
+    def _check_memory(self, wanted: int, sizes: Mapping[str, int]) -> None:
+        """Refuses sizes at which a run needs more memory than the machine has at all."""
+        if wanted > memory_bytes():
+            at = f" at the sizes {_sizes_text(sizes)}" if sizes else ""
+            raise SartorError(f"there is not enough memory{at}: a run needs {wanted} bytes, the machine has {memory_bytes()}")
+
+    def _check_places(self, layout: Layout, words: Words, values: Words) -> None:
+        """Makes sure that each address to be given to a kernel is one in its root."""
+        blueprint = self.blueprint
+        ends = {CONSTANT: len(self.program.weights), ZEROS: memory_bytes()}
+        roots = [(layout.where[kind], np.int64(end)) for kind, end in ends.items()]
+        where = layout.where[ARENA]
+        roots.append((where, values[layout.arena_sizes]))
+        for kind, numbers in ((INPUT, blueprint.inputs), (OUTPUT, blueprint.outputs)):
+            where = layout.where[kind]
+            if len(where):
+                sizes = np.array([_span(blueprint.values[n], values) for n in numbers], np.int64)
+                roots.append((where, sizes[layout.index[where]]))
+        for where, end in roots:
+            if np.any((words[where] < 0) | ((words[where] > end) & (end != 0))):  # of nothing, no kernel touches anything
+                raise ProgramError(f"{self.program.path or 'the program'} is damaged: an argument lies outside of its value")
 
     # --- addresses ---
 
@@ -467,6 +516,11 @@ class _Patches:
 
     def finish(self) -> tuple[Words, ...]:
         return tuple(np.concatenate(parts) if parts else np.empty((0, 2), np.int64) for parts in self._parts)
+
+
+def _span(value: Value, values: Words) -> int:
+    """Bytes of the caller's array that a value is."""
+    return int(np.prod(values[list(value.shape)])) * BYTES[value.dtype]
 
 
 def _aligned(count: int) -> NDArray[np.uint8]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sartor.devices.processor import memory_bytes
 from sartor.errors import SartorError
 from sartor.runtime.binding import BoundStage
 from sartor.runtime.executor import TASK_ARGS, Runner
@@ -97,15 +96,6 @@ class Memory:
                 f"there is not enough memory for these sizes: the network needs {bound.arena.bytes} bytes between its "
                 f"layers and {bound.threads} times {bound.scratch_bytes} bytes of scratch"
             ) from None
-
-
-@cache
-def memory_bytes() -> int:
-    """What memory this machine has; more than any array where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 1 << 62
 
 
 def _not_native(*arrays: Array) -> int:

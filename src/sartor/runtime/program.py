@@ -1,11 +1,12 @@
 """The program file: kernels as linked code, packed weights, the blueprint of the plan, and what was chosen for each layer.
 
-    magic, format version, header bytes, checksum of the header      32 bytes
+    magic, format version, header bytes, checksum and seal           32 bytes
     header                                                           JSON
     code                                                             at a multiple of 4096
     weights                                                          at a multiple of 4096
 
-A program is executable code: load only what you trust.  Checksums find damage, not malice.
+A program is executable code: load only what you trust.  Checksums find damage, not malice.  The seal is a second digest of the
+header: its numbers steer native code as much as the code itself, so a header that something edited is refused too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from sartor.devices import processor
 from sartor.errors import ProgramError
+from sartor.fitting.checks import check_blueprint
 from sartor.fitting.plan import Blueprint
 from sartor.graph.tensor import Tensor
 from sartor.runtime.image import Code, load_code, map_weights
@@ -32,9 +34,9 @@ from sartor.sizes import from_data, to_data
 
 MAGIC = b"SARTOR\x1a\n"
 FORMAT = 2
-"""Version of the file format; a file with a larger one is refused."""
+"""Version of the file format; a file with a larger one is refused, and so is one with a smaller."""
 
-_PREFIX = struct.Struct("<8sIIQII")  # magic, format, checksum of the header, its bytes, two unused
+_PREFIX = struct.Struct("<8sIIQII")  # magic, format, checksum of the header, its bytes, its seal
 _PAGE = 4096
 _CHECKED_WEIGHTS = 32 << 20  # bytes; larger weights are checked by length alone, so that loading stays lazy
 
@@ -179,7 +181,7 @@ class Program:
         try:
             with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
                 try:
-                    file.write(_PREFIX.pack(MAGIC, FORMAT, zlib.crc32(text), len(text), 0, 0) + text)
+                    file.write(_PREFIX.pack(MAGIC, FORMAT, zlib.crc32(text), len(text), *_seal(text)) + text)
                     start = _place(_PREFIX.size + len(text))
                     for part in (code, self.weights.data):
                         file.write(bytes(start - file.tell()))
@@ -231,27 +233,62 @@ class Program:
             It is no program, damaged, of a newer format, or for another kind of machine.
         """
         name = os.fspath(path)
-        header, start, size = _read_header(name)
-        if isas is None:
-            check_machine(header["isa"], header["machine"], name)
-        elif header["isa"] not in isas:
-            raise ProgramError(_lack(name, header["isa"], isas))
-        code_bytes, code_sum = header["code"]
-        weights_bytes, weights_sum = header["weights"]
-        weights_start = _place(start + code_bytes)
-        if size != weights_start + weights_bytes and not (weights_bytes == 0 and size >= start + code_bytes):
-            raise ProgramError(f"{name} is damaged: it has {size} bytes, expected {weights_start + weights_bytes}")
-        if zlib.crc32(_read_part(name, start, code_bytes)) != code_sum:
-            raise ProgramError(f"{name} is damaged: its code does not match its checksum")
-        weights = map_weights(name, weights_start, weights_bytes) if weights_bytes else np.empty(0, np.uint8)
-        if weights_bytes <= _CHECKED_WEIGHTS and zlib.crc32(weights.data) != weights_sum:
-            raise ProgramError(f"{name} is damaged: its weights do not match their checksum")
         try:
-            program = _from_header(header, weights, name, (start, code_bytes))
-        except (KeyError, TypeError, ValueError, IndexError) as problem:
+            return _load(name, isas)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as problem:
             raise ProgramError(f"{name} is damaged: its header is not complete ({type(problem).__name__}: {problem})") from None
-        program.__dict__["code"] = load_code(name, program.symbols, start, code_bytes)  # now: the file may be replaced later
-        return program
+        except OSError as problem:
+            raise ProgramError(f"{name} cannot be opened: {problem.strerror or problem}") from None
+
+
+def _load(name: str, isas: tuple[str, ...] | None) -> Program:
+    """The program in a file; errors of all kinds where its header does not have what it should."""
+    header, start, size = _read_header(name)
+    if isas is None:
+        check_machine(header["isa"], header["machine"], name)
+    elif header["isa"] not in isas:
+        raise ProgramError(_lack(name, header["isa"], isas))
+    code_bytes, code_sum = header["code"]
+    weights_bytes, weights_sum = header["weights"]
+    weights_start = _place(start + code_bytes)
+    if min(code_bytes, weights_bytes) < 0 or (
+        size != weights_start + weights_bytes and not (weights_bytes == 0 and size >= start + code_bytes)
+    ):
+        raise ProgramError(f"{name} is damaged: it has {size} bytes, expected {weights_start + weights_bytes}")
+    if zlib.crc32(_read_part(name, start, code_bytes)) != code_sum:
+        raise ProgramError(f"{name} is damaged: its code does not match its checksum")
+    weights = map_weights(name, weights_start, weights_bytes) if weights_bytes else np.empty(0, np.uint8)
+    if weights_bytes <= _CHECKED_WEIGHTS and zlib.crc32(weights.data) != weights_sum:
+        raise ProgramError(f"{name} is damaged: its weights do not match their checksum")
+    program = _from_header(header, weights, name, (start, code_bytes))
+    try:
+        _check(program)
+    except ProgramError as problem:
+        raise ProgramError(f"{name} is damaged: {problem}") from None
+    program.__dict__["code"] = load_code(name, program.symbols, start, code_bytes)  # now: the file may be replaced later
+    return program
+
+
+def _check(program: Program) -> None:
+    """Raises `ProgramError` where parts of the header do not fit each other."""
+    check_blueprint(program.blueprint, len(program.kernels), len(program.layers), len(program.weights))
+    tail = program.tail
+    if tail is not None and not 0 <= tail.start <= len(program.weights):
+        raise ProgramError("its last part starts where no weights are")
+    inputs, outputs = (tail.head_inputs, tail.head_outputs) if tail else (program.inputs, program.outputs)
+    values = program.blueprint.values
+    for side, numbers in ((inputs, program.blueprint.inputs), (outputs, program.blueprint.outputs)):
+        types = [(len(t.shape), t.dtype) for t in side.values()]
+        if types != [(len(values[n].shape), values[n].dtype) for n in numbers]:
+            raise ProgramError("its inputs and outputs have other types than its plan")
+    if tuple(inputs) != tuple(values[n].name for n in program.blueprint.inputs) or tuple(outputs) != program.blueprint.output_names:
+        raise ProgramError("its inputs and outputs have other names than its plan")
+    missing = [kernel for kernel in program.kernels if kernel not in program.symbols]
+    if missing or not all(type(place) is int for place in program.symbols.values()):
+        raise ProgramError(f"its code lacks {len(missing)} of its kernels")
+    facts = (program.name, program.isa, program.machine, program.precision)
+    if type(program.threads) is not int or program.threads < 1 or not all(isinstance(fact, str) for fact in facts):
+        raise ProgramError("its threads, names or versions are none")
 
 
 def check_machine(isa: str, machine: str, what: str) -> None:
@@ -286,16 +323,24 @@ def _read_header(name: str) -> tuple[dict[str, Any], int, int]:
                 raise ProgramError(f"{name} is not a Sartor program")
             if len(prefix) < _PREFIX.size:
                 raise ProgramError(f"{name} is damaged: it ends after {size} bytes")
-            _, version, checksum, length, _, _ = _PREFIX.unpack(prefix)
-            if version > FORMAT:
-                raise ProgramError(f"{name} has format {version}, made by a newer Sartor; this one reads up to format {FORMAT}")
+            _, version, checksum, length, *seal = _PREFIX.unpack(prefix)
+            if version != FORMAT:
+                age = "a newer" if version > FORMAT else "an older"
+                raise ProgramError(f"{name} has format {version}, made by {age} Sartor; this one reads format {FORMAT}")
             text = file.read(length) if length <= size else b""
     except OSError as problem:
         raise ProgramError(f"{name} cannot be opened: {problem.strerror or problem}") from None
     if len(text) < length or zlib.crc32(text) != checksum:
         raise ProgramError(f"{name} is damaged: its header is cut short or does not match its checksum")
+    if _seal(text) != tuple(seal):
+        raise ProgramError(f"{name} is damaged: its header is not the one it was made with")
     header: dict[str, Any] = json.loads(text)
     return header, _place(_PREFIX.size + length), size
+
+
+def _seal(text: bytes) -> tuple[int, int]:
+    """Two digests beside the checksum; those of `hashlib` are better but cost 8 ms to import."""
+    return zlib.adler32(text), zlib.crc32(text[::-1])
 
 
 def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: str, code_place: tuple[int, int]) -> Program:

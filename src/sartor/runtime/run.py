@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.errors import SartorError
+from sartor.errors import ProgramError, SartorError
 from sartor.fitting.plan import ARENA, BIND, CONSTANT, INPUT, BindStep, Value
 from sartor.graph.rules import known
-from sartor.runtime.binding import BoundStage, OutputArray
-from sartor.runtime.context import Array, Context, memory_bytes
+from sartor.runtime.binding import BoundStage, new_array
+from sartor.runtime.context import Array, Context
 from sartor.types import to_numpy
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Run:
                 self.session.check_made(self.given, bound)
                 for output in bound.outputs:
                     given = self.given.get(output.index)
-                    self.outputs[output.index] = self.make(output) if given is None else given
+                    self.outputs[output.index] = new_array(output, self.session.output_names[output.index]) if given is None else given
                 self.contexts.append(memory.context(self.program, stage, bound))
                 for number, array in arrived.items():
                     self.view(number)[...] = array
@@ -107,17 +106,6 @@ class Run:
             raise SartorError(f"{step.options['what']} {problem}") from None
         self.sizes |= {symbol: size for symbol, size in zip(step.symbols, found, strict=False) if symbol}
 
-    def make(self, output: OutputArray) -> Array:
-        """A new array for an output."""
-        size = prod(output.shape) * output.dtype.itemsize
-        try:
-            if size > memory_bytes():
-                raise MemoryError
-            return np.empty(output.shape, output.dtype)
-        except MemoryError:
-            name = self.session.output_names[output.index]
-            raise SartorError(f"there is not enough memory for the output {name} of the shape {list(output.shape)}") from None
-
     def view(self, number: int) -> Array:
         """A value's place in memory as an array."""
         value: Value = self.program.blueprint.values[number]
@@ -130,7 +118,11 @@ class Run:
             strides[-2] = step * int(sizes[value.pitch])
             for axis in range(len(shape) - 3, -1, -1):
                 strides[axis] = strides[axis + 1] * shape[axis + 1]
-        return np.ndarray(shape, dtype, self._root(value), int(sizes[value.offset]) + self._start(value), strides)
+        try:
+            return np.ndarray(shape, dtype, self._root(value), int(sizes[value.offset]) + self._start(value), strides)
+        except (TypeError, ValueError):
+            what = f"{self.program.path or 'the program'} is damaged"
+            raise ProgramError(f"{what}: its value {value.name} of the shape {list(shape)} does not lie within its memory") from None
 
     def _root(self, value: Value) -> Array:
         if value.root == ARENA:

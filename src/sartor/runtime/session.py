@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
-from sartor.errors import FeedError, OptionError, SartorError
+from sartor.errors import FeedError, OptionError, ProgramError, SartorError
 from sartor.fitting.plan import Plan
-from sartor.runtime.binding import Binder, BoundStage
+from sartor.runtime.binding import Binder, BoundStage, new_array
 from sartor.runtime.context import Array, Memory
 from sartor.runtime.executor import ticks_per_second
 from sartor.runtime.program import Program, check_machine
@@ -165,7 +165,7 @@ class Session:
         given = self._check_out(out, inputs) if out else {}
         if ready.simple:
             self.check_made(given, ready.first)
-            outputs = [given[i] if i in given else np.empty(shape, dtype) for i, (shape, dtype) in enumerate(ready.made)]
+            outputs = [given[o.index] if o.index in given else new_array(o, self.output_names[o.index]) for o in ready.first.outputs]
             self._run_simple(ready, inputs, outputs)
         else:
             outputs = Run(self, ready, inputs, given).all()
@@ -326,7 +326,11 @@ def _host_runners(program: Program) -> list[HostRunner]:
         return []
     from sartor.runtime.host import HostRunner  # what steps on the host need is imported for them alone
 
-    return [HostRunner(step) for step in program.blueprint.hosts]
+    try:
+        return [HostRunner(step) for step in program.blueprint.hosts]
+    except (AttributeError, LookupError, TypeError, ValueError) as problem:
+        what = f"{program.path or 'the program'} is damaged"
+        raise ProgramError(f"{what}: a step on the host cannot be read ({type(problem).__name__}: {problem})") from None
 
 
 def _tail_runner(program: Program, threads: int) -> TailRunner | None:

@@ -1,0 +1,160 @@
+"""Holds a blueprint that came from a file to what binding and native code take for granted: numbers that name things name some.
+
+Each column is looked at as a whole.  What is left to trust is what code alone could tell: how far a kernel goes from an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sartor.errors import ProgramError
+from sartor.fitting.formulas import CONSTANT as CONSTANT_FORMULA
+from sartor.fitting.formulas import MAXIMUM, SYMBOL
+from sartor.fitting.plan import ARENA, CONSTANT, INPUT, OUTPUT, SIZE, TABLE, ZEROS, Blueprint
+from sartor.types import BYTES
+
+_MOST_DIMENSIONS = 64  # what NumPy's arrays may have
+
+
+def check_blueprint(blueprint: Blueprint, kernels: int, layers: int, weights: int) -> None:
+    """Raises `ProgramError` where the blueprint refers to what is not there.
+
+    Parameters
+    ----------
+    blueprint
+        As read.
+    kernels, layers, weights
+        How many kernels and layers the program has, and how many bytes of weights.
+    """
+    formulas = _check_formulas(blueprint)
+    _check_values(blueprint, formulas, weights)
+    stages = len(blueprint.stages)
+    if not len(blueprint.outputs) == len(blueprint.output_names) == len(blueprint.output_stages):
+        raise ProgramError("its outputs have different numbers of values, names and stages")
+    _within("output stages", _column(blueprint.output_stages), stages)
+    if not all(isinstance(name, str) for name in blueprint.output_names):
+        raise ProgramError("an output has no name")
+    size, stage, first, last, kept = _columns(blueprint.buffers, 5)
+    _within("buffers", size, formulas)
+    _within("buffers", stage, stages)
+    _within("buffers", kept, 2)
+    if np.any(first < 0) or np.any((last < first) & (first < 1 << 60)):
+        raise ProgramError("a buffer ends before it begins")
+    ends = np.array([max(len(items), 1) for items in blueprint.stages], np.int64)
+    _within("buffers", np.where(first < 1 << 60, last, 0), ends[stage])
+    _check_slots(blueprint, formulas, weights)
+    value, *columns = _columns(blueprint.tables, 6)
+    _within("tables", value, len(blueprint.values))
+    for column in columns:
+        _within("tables", column, formulas)
+    _check_steps(blueprint, formulas, kernels, layers)
+    for column in _columns(blueprint.conditions, 2):
+        _within("conditions", column, formulas)
+
+
+def _check_formulas(blueprint: Blueprint) -> int:
+    """How many formulas there are; each refers to those before it."""
+    table = blueprint.formulas
+    if not len(table.op) == len(table.a) == len(table.b):
+        raise ProgramError("its formulas have columns of different lengths")
+    if not all(isinstance(name, str) for name in table.symbols):
+        raise ProgramError("a symbol has no name")
+    op, a, b = _column(table.op), _column(table.a), _column(table.b)
+    _within("formulas", op, MAXIMUM + 1)
+    _within("symbols", a[op == SYMBOL], len(table.symbols))
+    calls = np.flatnonzero(op > SYMBOL)
+    _within("formulas", a[calls], calls)
+    _within("formulas", b[calls], calls)
+    return len(op)
+
+
+def _check_values(blueprint: Blueprint, formulas: int, weights: int) -> None:
+    for value in blueprint.values:
+        if not isinstance(value.name, str) or value.dtype not in BYTES or len(value.shape) > _MOST_DIMENSIONS:
+            raise ProgramError(f"the value {value.name!r} has no type or too many dimensions")
+    _within("shapes", _column([d for value in blueprint.values for d in value.shape]), formulas)
+    root, index, offset, pitch = _columns([value[3:] for value in blueprint.values], 4)
+    _check_roots(blueprint, root, index)
+    _within("values", np.where(np.isin(root, (TABLE, SIZE, ZEROS)), -1, root), ZEROS + 1)
+    _within("values", offset, formulas)
+    _within("values", pitch, formulas)
+    for side, kind in ((blueprint.inputs, INPUT), (blueprint.outputs, OUTPUT)):
+        numbers = _column(side)
+        _within("inputs and outputs", numbers, len(blueprint.values))
+        if np.any(root[numbers] != kind) or not np.array_equal(index[numbers], np.arange(len(numbers))):
+            raise ProgramError("an input or output has another's place")
+
+
+def _check_roots(blueprint: Blueprint, kind: NDArray[np.int64], index: NDArray[np.int64]) -> None:
+    _within("places", kind, ZEROS + 1)
+    counts = {ARENA: len(blueprint.buffers), INPUT: len(blueprint.inputs), OUTPUT: len(blueprint.outputs), TABLE: len(blueprint.tables)}
+    for root, count in counts.items():
+        _within("places", index[kind == root], count)
+
+
+def _check_slots(blueprint: Blueprint, formulas: int, weights: int) -> None:
+    slots = blueprint.slots
+    if not len(slots.kind) == len(slots.index) == len(slots.formula):
+        raise ProgramError("its arguments have columns of different lengths")
+    kind, index, formula = _column(slots.kind), _column(slots.index), _column(slots.formula)
+    _check_roots(blueprint, kind, index)
+    _within("arguments", formula, formulas)
+    if not weights and np.any(kind == CONSTANT):
+        raise ProgramError("its arguments refer to weights, of which it has none")
+    op, a = _column(blueprint.formulas.op), _column(blueprint.formulas.a)
+    known = formula[(kind == CONSTANT) & (op[formula] == CONSTANT_FORMULA)]
+    _within("weights", a[known], weights + 1)
+
+
+def _check_steps(blueprint: Blueprint, formulas: int, kernels: int, layers: int) -> None:
+    kernel, layer, first, count, *columns = _columns(blueprint.steps, 11)
+    _within("steps", kernel, kernels)
+    _within("steps", layer, layers)
+    slots = len(blueprint.slots.kind)
+    _within("steps", first, slots + 1)
+    _within("steps", count, slots + 1 - first)
+    for column in columns:
+        _within("steps", column, formulas)
+    values = len(blueprint.values)
+    for host in blueprint.hosts:
+        _within("host steps", _column([host.layer]), layers)
+        _within("host steps", _column((*host.inputs, *host.outputs)) + 1, values + 1)
+        if not isinstance(host.node, dict):
+            raise ProgramError("a host step has no layer")
+        for symbol, output, axis in host.defines:
+            if not isinstance(symbol, str) or not 0 <= output < len(host.outputs) or not 0 <= axis < _MOST_DIMENSIONS:
+                raise ProgramError("a host step defines a size of nothing")
+    for bind in blueprint.binds:
+        _within("bind steps", _column([bind.layer]), layers)
+        _within("bind steps", _column(bind.inputs), values)
+        _within("bind steps", _column(bind.dims), formulas)
+        if not isinstance(bind.options, dict) or not all(isinstance(text, str) for text in (bind.rule, *bind.symbols)):
+            raise ProgramError("a bind step has no rule")
+    counts = np.array([len(blueprint.steps), len(blueprint.hosts), len(blueprint.binds)], np.int64)
+    for items in blueprint.stages:
+        kind, number = _columns(items, 2)
+        _within("stages", kind, len(counts))
+        _within("stages", number, counts[kind])
+
+
+def _columns(rows: Iterable[Sequence[Any]], count: int) -> list[NDArray[np.int64]]:
+    """Rows of `count` numbers each as columns."""
+    flat = [x for row in rows for x in row]
+    return list(_column(flat).reshape(-1, count).T)
+
+
+def _column(numbers: Sequence[Any]) -> NDArray[np.int64]:
+    """Whole numbers of 64 bits as an array; everything else is refused."""
+    array = np.array(numbers) if len(numbers) else np.empty(0, np.int64)
+    if array.dtype.kind not in "ib" or array.ndim != 1:
+        raise ProgramError("a number is missing, or is none")
+    return array.astype(np.int64)
+
+
+def _within(what: str, numbers: NDArray[np.int64], count: int | NDArray[np.int64]) -> None:
+    if np.any((numbers < 0) | (numbers >= count)):
+        raise ProgramError(f"its {what} refer to what is not there")

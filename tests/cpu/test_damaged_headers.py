@@ -60,11 +60,11 @@ def trusted(header):
     found |= {("blueprint", "slots", 1, i) for i, kind in enumerate(blueprint["slots"][0])}
     found |= {("blueprint", "steps", i, k) for i in range(len(blueprint["steps"])) for k in (0, 2, 3, 4, 5, 6, 7)}
     found |= {("blueprint", "buffers", i, 0) for i in range(len(blueprint["buffers"]))}
-    found |= {p for p in places(blueprint["formulas"], ("blueprint", "formulas"))}
-    found |= {p for p in places(blueprint["stages"], ("blueprint", "stages"))}
-    found |= {p for p in places(blueprint["tables"], ("blueprint", "tables"))}
+    found |= set(places(blueprint["formulas"], ("blueprint", "formulas")))
+    found |= set(places(blueprint["stages"], ("blueprint", "stages")))
+    found |= set(places(blueprint["tables"], ("blueprint", "tables")))
     found |= {("blueprint", "buffers", i, k) for i in range(len(blueprint["buffers"])) for k in (2, 3)}
-    found |= {p for p in places(header["symbols"], ("symbols",))} | {p for p in places(header["kernels"], ("kernels",))}
+    found |= set(places(header["symbols"], ("symbols",))) | set(places(header["kernels"], ("kernels",)))
     found |= {p for p in places(blueprint["values"], ("blueprint", "values")) if len(p) > 3 and p[3] > 1}
     return found
 

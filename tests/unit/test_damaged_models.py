@@ -1,9 +1,11 @@
 """Model files damaged at random: each still means something, or one sentence says what is wrong, within a second."""
 
+import re
 import time
 
 import numpy as np
 import pytest
+from tests.unit.damage import byte_damage, explode, model_damage, nest, proto_damage, recurse
 
 from sartor.compiler import prepare
 from sartor.errors import SartorError
@@ -42,55 +44,6 @@ def small_model():
     return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 17)], ir_version=8)
 
 
-def damaged_bytes(data, random):
-    """Some bytes changed, left out, doubled or zeroed, or the end cut off."""
-    data, place = bytearray(data), int(random.integers(len(data)))
-    length = int(random.integers(1, 9))
-    match random.integers(5):
-        case 0:
-            data[place] = random.integers(256)
-        case 1:
-            del data[place : place + length]
-        case 2:
-            data[place:place] = data[place : place + length]
-        case 3:
-            data[place : place + length] = bytes(len(data[place : place + length]))
-        case _:
-            del data[place:]
-    return bytes(data)
-
-
-def damaged_meaning(data, random):
-    """A model that is well-formed, with something in it exchanged: numbers, names, types, operators."""
-    proto = onnx.ModelProto.FromString(data)
-    graph = proto.graph
-    node = graph.node[random.integers(len(graph.node))]
-    other = graph.node[random.integers(len(graph.node))]
-    number = int(random.choice([-(1 << 63), -2, -1, 0, 1, 3, 7, 1 << 31, (1 << 63) - 1]))
-    match random.integers(8):
-        case 0:
-            node.op_type = other.op_type
-        case 1 if node.input and other.output:
-            node.input[random.integers(len(node.input))] = other.output[0]
-        case 2:
-            del node.input[int(random.integers(len(node.input) + 1)) :]
-        case 3:
-            for attribute in node.attribute:
-                attribute.i = number
-                attribute.ints[:] = [number] * len(attribute.ints)
-        case 4:
-            tensor = graph.initializer[random.integers(len(graph.initializer))]
-            tensor.data_type = int(random.integers(25))
-        case 5:
-            tensor = graph.initializer[1 + random.integers(2)]
-            tensor.raw_data = number.to_bytes(8, "little", signed=True)
-        case 6:
-            graph.input[0].type.tensor_type.shape.dim[random.integers(4)].dim_value = number
-        case _:
-            proto.opset_import[0].version = abs(number) % (1 << 31)
-    return proto.SerializeToString()
-
-
 def attempts(damage, seeds):
     """The sentences with which damaged models were refused."""
     data, sentences = small_model().SerializeToString(), []
@@ -113,12 +66,77 @@ def test_the_model_is_whole_before():
     assert prepare(small_model()).outputs == ("y", "z")
 
 
-@pytest.mark.parametrize("damage", [damaged_bytes, damaged_meaning])
+DAMAGES = [byte_damage, proto_damage, model_damage]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_ends_in_a_meaning_or_a_sentence(damage):
-    assert 30 < len(attempts(damage, range(300))) < 300
+    assert 30 < len(attempts(damage, range(200))) < 200
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [damaged_bytes, damaged_meaning])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_much_damage_ends_in_a_meaning_or_a_sentence(damage):
     assert attempts(damage, range(1000, 6000))
+
+
+def refusal(model):
+    """The sentence a model is refused with, within the time and without much memory."""
+    start = time.process_time()
+    with pytest.raises(SartorError) as caught:
+        prepare(model)
+    assert time.process_time() - start < LIMIT
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def one_node(operator, inputs, constants, outputs=1, **attributes):
+    """A model of one node; `inputs` are (shape) or (shape, type) by name, `constants` contents by name."""
+    names = [*inputs, *constants]
+    values = [oh.make_tensor_value_info(n, *(s[1:] or (F,)), s[0]) for n, s in inputs.items()]
+    made = [f"y{i}" for i in range(outputs)]
+    graph = oh.make_graph([oh.make_node(operator, names, made, name="it", **attributes)], "g", values,
+                          [onnx.ValueInfoProto(name=n) for n in made], [onh.from_array(np.array(c), n) for n, c in constants.items()])
+    return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (recurse, "the function '[fh]' of the model calls itself, directly or through others"),
+        (explode, r"unfolds into \d+ nodes once its functions stand where they are called; up to \d+ are possible"),
+    ],
+)
+def test_functions_without_end(change, sentence):
+    for seed in range(4):
+        model = small_model()
+        change(model, np.random.default_rng(seed))
+        assert re.search(sentence, refusal(model))
+
+
+def test_graphs_within_graphs():
+    model, random = small_model(), np.random.default_rng(0)
+    for _ in range(60):
+        nest(model, random)
+    assert "graphs within graphs more than 30 deep" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        one_node("ConstantOfShape", {}, {"s": [1 << 62]}),
+        one_node("ConstantOfShape", {}, {"s": [1 << 32, 1 << 32]}),
+        one_node("ConstantOfShape", {}, {"s": [-1]}),
+        one_node("Expand", {"x": [[1]]}, {"s": [1 << 31, 1 << 31]}),
+        one_node("Tile", {"x": [[2]]}, {"s": [1 << 62]}),
+        one_node("Range", {}, {"a": 0, "b": 1 << 62, "c": 1}),
+        one_node("Pad", {"x": [[2]]}, {"s": [1 << 61, 1 << 61]}),
+        one_node("Resize", {"x": [[1, 1, 2, 2]]}, {"": [], "s": np.float32([1, 1, 1e15, 1e15])}),
+        one_node("Conv", {"x": [[1, 1, 4, 4]], "w": [[1, 1, 1, 1]]}, {}, pads=[1 << 62] * 4),
+        one_node("MaxPool", {"x": [[1, 1, 4, 4]]}, {}, kernel_shape=[1 << 62, 1]),
+        one_node("OneHot", {"x": [[2], onnx.TensorProto.INT64]}, {"d": 1 << 50, "v": np.float32([0, 1])}),
+    ],
+    ids=lambda model: model.graph.node[0].op_type,
+)
+def test_values_beyond_all_memory_are_refused(model):
+    assert refusal(model)

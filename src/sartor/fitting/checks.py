@@ -6,6 +6,7 @@ Each column is looked at as a whole.  What is left to trust is what code alone c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,11 @@ def check_blueprint(blueprint: Blueprint, kernels: int, layers: int, weights: in
     ends = np.array([max(len(items), 1) for items in blueprint.stages], np.int64)
     _within("buffers", np.where(first < 1 << 60, last, 0), ends[stage])
     _check_slots(blueprint, formulas, weights)
-    value, *columns = _columns(blueprint.tables, 6)
-    _within("tables", value, len(blueprint.values))
-    for column in columns:
-        _within("tables", column, formulas)
+    tables = _columns(blueprint.tables, 6)
+    _within("tables", tables[0], len(blueprint.values))
+    _within("tables", tables[1:], formulas)
     _check_steps(blueprint, formulas, kernels, layers)
-    for column in _columns(blueprint.conditions, 2):
-        _within("conditions", column, formulas)
+    _within("conditions", _columns(blueprint.conditions, 2), formulas)
 
 
 def _check_formulas(blueprint: Blueprint) -> int:
@@ -67,8 +66,7 @@ def _check_formulas(blueprint: Blueprint) -> int:
     _within("formulas", op, MAXIMUM + 1)
     _within("symbols", a[op == SYMBOL], len(table.symbols))
     calls = np.flatnonzero(op > SYMBOL)
-    _within("formulas", a[calls], calls)
-    _within("formulas", b[calls], calls)
+    _within("formulas", np.stack([a[calls], b[calls]]), calls)
     return len(op)
 
 
@@ -77,11 +75,10 @@ def _check_values(blueprint: Blueprint, formulas: int, weights: int) -> None:
         if not isinstance(value.name, str) or value.dtype not in BYTES or len(value.shape) > _MOST_DIMENSIONS:
             raise ProgramError(f"the value {value.name!r} has no type or too many dimensions")
     _within("shapes", _column([d for value in blueprint.values for d in value.shape]), formulas)
-    root, index, offset, pitch = _columns([value[3:] for value in blueprint.values], 4)
+    root, index, *places = _columns([value[3:] for value in blueprint.values], 4)
     _check_roots(blueprint, root, index)
     _within("values", np.where(np.isin(root, (TABLE, SIZE, ZEROS)), -1, root), ZEROS + 1)
-    _within("values", offset, formulas)
-    _within("values", pitch, formulas)
+    _within("values", np.stack(places), formulas)
     for side, kind in ((blueprint.inputs, INPUT), (blueprint.outputs, OUTPUT)):
         numbers = _column(side)
         _within("inputs and outputs", numbers, len(blueprint.values))
@@ -111,14 +108,14 @@ def _check_slots(blueprint: Blueprint, formulas: int, weights: int) -> None:
 
 
 def _check_steps(blueprint: Blueprint, formulas: int, kernels: int, layers: int) -> None:
-    kernel, layer, first, count, *columns = _columns(blueprint.steps, 11)
+    columns = _columns(blueprint.steps, 11)
+    kernel, layer, first, count = columns[:4]
     _within("steps", kernel, kernels)
     _within("steps", layer, layers)
     slots = len(blueprint.slots.kind)
     _within("steps", first, slots + 1)
     _within("steps", count, slots + 1 - first)
-    for column in columns:
-        _within("steps", column, formulas)
+    _within("steps", columns[4:], formulas)
     values = len(blueprint.values)
     for host in blueprint.hosts:
         _within("host steps", _column([host.layer]), layers)
@@ -141,10 +138,9 @@ def _check_steps(blueprint: Blueprint, formulas: int, kernels: int, layers: int)
         _within("stages", number, counts[kind])
 
 
-def _columns(rows: Iterable[Sequence[Any]], count: int) -> list[NDArray[np.int64]]:
+def _columns(rows: Iterable[Sequence[Any]], count: int) -> NDArray[np.int64]:
     """Rows of `count` numbers each as columns."""
-    flat = [x for row in rows for x in row]
-    return list(_column(flat).reshape(-1, count).T)
+    return _column(list(chain.from_iterable(rows))).reshape(-1, count).T
 
 
 def _column(numbers: Sequence[Any]) -> NDArray[np.int64]:
@@ -156,5 +152,5 @@ def _column(numbers: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def _within(what: str, numbers: NDArray[np.int64], count: int | NDArray[np.int64]) -> None:
-    if np.any((numbers < 0) | (numbers >= count)):
+    if numbers.size and (numbers.min() < 0 or (numbers >= count).any()):
         raise ProgramError(f"its {what} refer to what is not there")

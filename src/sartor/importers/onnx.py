@@ -8,7 +8,7 @@ location, offset and length have been checked, so that a hostile model reads not
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -91,7 +91,7 @@ def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.
     return model
 
 
-def _drop_doubles(outputs: list[onnx_ir.Value]) -> None:
+def _drop_doubles(outputs: MutableSequence[onnx_ir.Value]) -> None:
     """Drops outputs that are given out a second time: what a run returns is named."""
     kept = list(dict.fromkeys(outputs))
     if len(kept) < len(outputs):

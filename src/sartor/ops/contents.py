@@ -17,7 +17,6 @@ import numpy as np
 from sartor.ops.context import CONTENT_LIMIT, FLOATS, Array, Call, Context, Ratio, axis_of
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
-
 TERMS_LIMIT, TEXT_LIMIT = 64, 4000
 """Sums and characters of text that a formula may have."""
 

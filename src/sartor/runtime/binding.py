@@ -345,7 +345,7 @@ class Binder:
         """Makes sure that each address to be given to a kernel is one in its root."""
         blueprint = self.blueprint
         ends = {CONSTANT: len(self.program.weights), ZEROS: memory_bytes()}
-        roots = [(layout.where[kind], np.int64(end)) for kind, end in ends.items()]
+        roots: list[tuple[NDArray[np.intp], Any]] = [(layout.where[kind], end) for kind, end in ends.items()]
         where = layout.where[ARENA]
         roots.append((where, values[layout.arena_sizes]))
         for kind, numbers in ((INPUT, blueprint.inputs), (OUTPUT, blueprint.outputs)):

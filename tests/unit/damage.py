@@ -318,15 +318,18 @@ def change_opset(model: onnx.ModelProto, random: Random) -> None:
             model.opset_import[0].version = int(random.choice(versions))
 
 
-def nest(model: onnx.ModelProto, random: Random) -> None:
+def nest(model: onnx.ModelProto, random: Random, depth: int = 0) -> None:
     """Everything within branches within branches."""
-    depth = int(random.choice([1, 2, 5, 12]))
+    depth = depth or int(random.choice([1, 2, 5, 12]))
     names = [v.name for v in model.graph.output]
     for level in range(depth):
-        inner = onnx.GraphProto(name=f"g{level}")
+        inner, other = onnx.GraphProto(name=f"g{level}"), onnx.GraphProto(name=f"h{level}")
         inner.node.extend(model.graph.node)
         for name in names:
             inner.output.add(name=name)
+            zero = onnx.numpy_helper.from_array(np.zeros((), np.float32))
+            other.node.append(onnx.helper.make_node("Constant", [], [f"{name}.{level}.zero"], value=zero))
+            other.output.add(name=f"{name}.{level}.zero")
         del model.graph.node[:]
         constant = bool(random.integers(2))
         condition = f"c{level}"
@@ -335,7 +338,7 @@ def nest(model: onnx.ModelProto, random: Random) -> None:
         elif condition not in {v.name for v in model.graph.input}:
             model.graph.input.append(onnx.helper.make_tensor_value_info(condition, onnx.TensorProto.BOOL, []))
         outer = [f"{n}.{level}" for n in names]
-        model.graph.node.append(onnx.helper.make_node("If", [condition], outer, then_branch=inner, else_branch=inner))
+        model.graph.node.append(onnx.helper.make_node("If", [condition], outer, then_branch=inner, else_branch=other))
         names = outer
     types = [v.type for v in model.graph.output]
     del model.graph.output[:]

@@ -116,8 +116,8 @@ def test_functions_without_end(change, sentence):
 
 def test_graphs_within_graphs():
     model, random = small_model(), np.random.default_rng(0)
-    for _ in range(60):
-        nest(model, random)
+    for _ in range(31):
+        nest(model, random, 1)
     assert "graphs within graphs more than 30 deep" in refusal(model)
 
 

@@ -19,7 +19,7 @@ from sartor.graph.layer import Graph, Tensor
 from sartor.graph.passes.dead import living
 from sartor.ops import OPERATORS, contents, contrib, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
-from sartor.sizes import Dim, Size, substitute, symbol
+from sartor.sizes import Dim, Size, at_least, maximum, minimum, substitute, symbol
 
 _TYPES = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "BOOL": "bool", "STRING": "string",
@@ -258,6 +258,14 @@ def _check_sizes(graph: Graph) -> None:
         factors = [abs(f) for d in tensor.shape if isinstance(d, Size) for _, f in d.terms]
         if prod(max(d, 1) for d in known) > ELEMENTS_LIMIT or max(factors, default=0) > ELEMENTS_LIMIT:
             raise ModelError(f"the value {name!r} would be larger than any memory: {tensor}")
+    for layer in graph.layers:
+        if layer.kind == "gather":
+            size, wanted = graph.tensors[layer.inputs[0]].shape[layer.attributes["axis"]], graph.tensors[layer.inputs[1]].elements
+            if size == 0 and isinstance(wanted, int) and wanted:
+                raise ModelError(f"node {', '.join(layer.source)!r} takes elements from {layer.inputs[0]!r}, which has none")
+            if isinstance(size, Size) and not at_least(size, 1):  # where anything is taken, there must be something
+                some, least = minimum(wanted, 1), minimum(size, 1)
+                graph.conditions.append((maximum(some, least), least))
 
 
 def _rename(graph: Graph, names: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ import onnx.helper as oh
 import onnx.numpy_helper as onh
 import pytest
 
+import sartor
 from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.reference import evaluate_graph
 from sartor.importers.onnx import load
@@ -240,3 +241,49 @@ def test_damaged_bytes_end_in_our_own_errors():
         except (ModelError, UnsupportedError) as error:
             outcomes.append(str(error))
     assert 50 < len(outcomes) < 300
+
+
+def test_the_default_domain_may_be_spelled_out():
+    both = model([oh.make_node("Add", ["x", "w"], ["y"], domain="ai.onnx")], initializers=[onh.from_array(W, "w")])
+    np.testing.assert_array_equal(run(both), np.ones((2, 3)) + W)
+    both.opset_import[0].domain = "ai.onnx"
+    np.testing.assert_array_equal(run(both), np.ones((2, 3)) + W)
+
+
+@pytest.mark.parametrize("outputs", [["x"], ["y", "x"], ["x", "y", "x"]])
+@pytest.mark.parametrize("shape", [[2, 3], ["b", 3]])
+def test_an_input_may_be_an_output(outputs, shape):
+    values = {name: oh.make_tensor_value_info(name, F, shape) for name in "xy"}
+    source = model([oh.make_node("Neg", ["x"], ["y"])], [values["x"]], [values[name] for name in outputs])
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = sartor.Session(sartor.compile(source)).run({"x": x})
+    for name in outputs:
+        np.testing.assert_array_equal(made[name], x if name == "x" else -x)
+
+
+@pytest.mark.parametrize("name", ["a/b/c:0", "with space", "ünï-数", "x" * 10_000, "quote\"'\\n", "\n\t", "{0}", "%s", "..", "a\x00b"])
+def test_names_are_any_text(name):
+    values = [oh.make_tensor_value_info(name + end, F, [name, 3]) for end in ("", "z")]
+    source = model([oh.make_node("Add", [name, name + "w"], [name + "y"], name=name), oh.make_node("Relu", [name + "y"], [name + "z"], name=name)],
+                   values[:1], values[1:], [onh.from_array(W, name + "w")])
+    made = sartor.Session(sartor.compile(source)).run({name: np.ones((2, 3), np.float32)})
+    np.testing.assert_array_equal(made[name + "z"], np.ones((2, 3)) + W)
+
+
+def test_functions_of_an_older_opset_with_attributes_inside_others():
+    inner = oh.make_function("me", "Inner", ["a"], ["b"], [oh.make_node("LeakyRelu", ["a"], ["t"]), oh.make_node("Add", ["t", "t"], ["b"])],
+                             [oh.make_opsetid("", 18)], ["alpha"])
+    inner.node[0].attribute.add(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
+    outer = oh.make_function("me", "Outer", ["a"], ["b"], [oh.make_node("Inner", ["a"], ["t"], domain="me", alpha=0.5),
+                                                          oh.make_node("Inner", ["t"], ["b"], domain="me", alpha=0.25)],
+                             [oh.make_opsetid("", 18), oh.make_opsetid("me", 1)])
+    old = oh.make_function("me", "Old", ["a"], ["b"], [oh.make_node("Softmax", ["a"], ["b"], axis=0)], [oh.make_opsetid("", 11)])
+    x = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
+
+    def leaky(v, alpha):
+        return 2 * np.where(v < 0, alpha * v, v)
+
+    for op, wanted in (("Outer", leaky(leaky(x, 0.5), 0.25)), ("Old", np.exp(x) / np.exp(x).sum())):
+        graph = oh.make_graph([oh.make_node(op, ["x"], ["y"], domain="me")], "g", [X], [Y])
+        source = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18), oh.make_opsetid("me", 1)], functions=[outer, inner, old])
+        np.testing.assert_allclose(evaluate_graph(lower(load(source)), {"x": x})["y"], wanted, rtol=1e-6)

@@ -152,7 +152,11 @@ class _Planner:
 
     def tree(self, top: str) -> Iterator[tuple[str, Place]]:
         """All values stored in `top`, with their places, parents first."""
-        stack = [(top, Place(top, 0, self.tensors[top].columns))]
+        return self.below(top, Place(top, 0, self.tensors[top].columns))
+
+    def below(self, value: str, place: Place) -> Iterator[tuple[str, Place]]:
+        """A value that lies at `place` and all values stored in it, parents first."""
+        stack = [(value, place)]
         while stack:
             value, place = stack.pop()
             yield value, place
@@ -185,18 +189,20 @@ class _Planner:
     # --- links ---
 
     def try_link(self, value: str, link: _Link) -> bool:
-        """Makes a link if everything stored in the tree can still be used as its layers ask."""
+        """Makes a link if the parent, and everything stored in the value, can then be used as its layers ask."""
         self.links[value] = link
         self.children.setdefault(link.parent, []).append(value)
-        top = self.top(value)
-        places = dict(self.tree(top))
-        for member, place in places.items():
+        parent = self.place(link.parent)
+        fits = self.is_dense(link.parent, parent) or not (link.flat or self.needs_dense(link.parent))
+        for member, place in self.below(value, self._inside(parent, value, link)) if fits else ():
             if self.is_dense(member, place):
                 continue
             if self.needs_dense(member) or any(self.links[c].flat for c in self.children.get(member, ())):
-                self.unlink(value)
-                return False
-        return True
+                fits = False
+                break
+        if not fits:
+            self.unlink(value)
+        return fits
 
     def unlink(self, value: str) -> None:
         self.children[self.links.pop(value).parent].remove(value)
@@ -375,18 +381,29 @@ class _Planner:
         layers = self._final_layers()
         made = {v: i for i, layer in enumerate(layers) for v in layer.outputs if v}
         read = {v: i for i, layer in enumerate(layers) for v in layer.reads}
+        needed = {v: max(read.get(v, -1), made.get(v, -1) + 1) for v in (*made, *read)}  # from which layer on it may be overwritten
+        last: dict[str, int] = {}  # of a top, the latest of those of all that is stored in it
         for index, layer in enumerate(layers):
             result = layer.outputs[0] if layer.outputs else ""
             if not result or result in self.links or result in self.fixed:
                 continue
             for source in layer.reads:
-                if source in self.traits(layer).in_place and self._may_overwrite(layer, source, index, made, read):
-                    flat = self.tensors[source].columns != self.tensors[result].columns
-                    if self.try_link(result, _Link(source, flat=flat)):
+                if source not in self.traits(layer).in_place:
+                    continue
+                top = self.top(source)
+                if top not in last:
+                    last[top] = max(needed.get(member, -1) for member, _ in self.tree(top))
+                if last[top] <= index and self._may_overwrite(layer, source, top):
+                    # The source is all of its top, so that the result may lie in that: chains of results stay shallow.
+                    if self.try_link(result, _Link(top, flat=self.tensors[top].columns != self.tensors[result].columns)):
+                        last[top] = max(last[top], *(needed.get(member, -1) for member in self._stored_in(result)))
                         break
 
-    def _may_overwrite(self, layer: Layer, source: str, index: int, made: Mapping[str, int], read: Mapping[str, int]) -> bool:
-        result, top = layer.outputs[0], self.top(source)
+    def _stored_in(self, value: str) -> list[str]:
+        return [member for member, _ in self.below(value, self.place(value))]
+
+    def _may_overwrite(self, layer: Layer, source: str, top: str) -> bool:
+        result = layer.outputs[0]
         if top in self.fixed or self.stage[top] != self.stage[result]:
             return False
         size = self.tensors[source].elements
@@ -394,10 +411,7 @@ class _Planner:
             return False
         if self.tensors[source].dtype != self.tensors[result].dtype:
             return False
-        members = {member for member, _ in self.tree(top)}
-        if any(read.get(m, -1) > index or made.get(m, -1) >= index for m in members):
-            return False
-        return not any(other != source and other in members for other in layer.reads)
+        return not any(other != source and self.top(other) == top for other in layer.reads)
 
     # --- result ---
 

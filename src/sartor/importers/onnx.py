@@ -28,6 +28,9 @@ from sartor.importers.limits import check_unfolding
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
 
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
+EXPERIMENTAL = ("Affine", "ConstantFill", "Crop", "DynamicSlice", "GivenTensorFill", "ImageScaler", "ParametricSoftplus", "Scale",
+                "ScaledTanh", "ThresholdedRelu")
+"""Operators that the first releases of ONNX had on trial, and old models use; `sartor.ops.experimental` says what they mean."""
 STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "ai.onnx.training", "ai.onnx.preview", "ai.onnx.preview.training")
 FOREIGN_DOMAINS = ("com.microsoft",)
 """Domains that onnx does not declare and of which some operators have layers; which, is seen when nodes are lowered."""
@@ -135,7 +138,13 @@ def _parse(data: bytes, what: str) -> onnx.ModelProto:
 
 
 def _with_opsets(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
-    """Names the default domain "" and refuses opsets newer than the installed onnx knows."""
+    """Names the default domain "" everywhere, and refuses opsets newer than the installed onnx knows."""
+    for node in _nodes(proto):
+        if node.domain == "ai.onnx":
+            node.domain = ""
+    for entry in [e for function in proto.functions for e in function.opset_import]:
+        if entry.domain == "ai.onnx":
+            entry.domain = ""
     for entry in proto.opset_import:
         if entry.domain == "ai.onnx":
             entry.domain = ""
@@ -147,6 +156,17 @@ def _with_opsets(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
     if not proto.opset_import:
         raise ModelError(f"{what} does not say which opset it is written in; it may have been cut short")
     return proto
+
+
+def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of a model: of subgraphs and functions too."""
+    waiting: list[onnx.NodeProto] = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for attribute in node.attribute:
+            for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                waiting.extend(graph.node)
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------------
@@ -307,7 +327,7 @@ def _check_nodes(proto: onnx.ModelProto, what: str) -> None:
         if domain not in versions:
             raise ModelError(f"{words} is of the domain {domain!r}, of which the model imports no version")
         declared = onnx.defs.has(node.op_type, versions[domain], domain)
-        if domain in FOREIGN_DOMAINS or (not declared and domain == "" and node.op_type in FOREIGN_OPERATORS):
+        if domain in FOREIGN_DOMAINS or (not declared and domain == "" and node.op_type in (*EXPERIMENTAL, *FOREIGN_OPERATORS)):
             continue
         if not declared:
             known = onnx.defs.has(node.op_type, domain)

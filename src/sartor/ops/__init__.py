@@ -10,6 +10,7 @@ from sartor.ops import (
     convolution,
     einsum,
     elementwise,
+    experimental,
     indexing,
     matmul,
     movement,
@@ -22,6 +23,7 @@ from sartor.ops import (
     resize,
     sampling,
     scatter,
+    sequences,
     signal,
     training,
 )
@@ -35,6 +37,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **convolution.OPERATORS,
     **einsum.OPERATORS,
     **elementwise.OPERATORS,
+    **experimental.OPERATORS,
     **indexing.OPERATORS,
     **matmul.OPERATORS,
     **movement.OPERATORS,
@@ -47,6 +50,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **resize.OPERATORS,
     **sampling.OPERATORS,
     **scatter.OPERATORS,
+    **sequences.OPERATORS,
     **signal.OPERATORS,
     **training.OPERATORS,
 }

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sartor.errors import ModelError
+from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.sizes import Dim, Size, maximum, symbol
@@ -82,6 +82,7 @@ class Context:
         self.graph = Graph((), (), {}, {}, [], name)
         self.contents: dict[str, Array] = {}
         self.aliases: dict[str, str] = {}
+        self.sequences: dict[str, tuple[str, ...]] = {}  # sequences as the names of what they hold
         self.call = Call("", "", 0, "", (), (), {})
         self._names: set[str] = set()
         self._lazy: dict[str, Any] = {}  # constants not read yet: onnx_ir tensors
@@ -97,7 +98,13 @@ class Context:
         name = self.aliases.get(name, name)
         if name in self.graph.tensors:
             return self.graph.tensors[name]
+        if name in self.sequences:
+            raise UnsupportedError(f"{self.call} needs the sequence {name!r}, which no layer can hold")
         raise ModelError(f"{self.call} needs the value {name!r}, which nothing makes")
+
+    def sequence(self, name: str) -> tuple[str, ...] | None:
+        """What a sequence holds; None where the value is none, or not known."""
+        return self.sequences.get(self.aliases.get(name, name))
 
     def shape(self, name: str) -> tuple[Dim, ...]:
         return self.tensor(name).shape
@@ -368,6 +375,13 @@ class Context:
         return self.layer("reshape", [value], Tensor(tensor.dtype, tuple(shape)), output=output,
                           suffix="" if output else suffix)
 
+    def broadcastable(self, value: str, shape: Sequence[Dim]) -> str:
+        """`value`, reshaped where one of its sizes is at most 1 and `shape`, to which it broadcasts, has another there."""
+        own = self.shape(value)
+        places = zip(own, shape[len(shape) - len(own):], strict=True)
+        wanted = [1 if d != n and _at_most_one(d) else d for d, n in places]
+        return value if tuple(wanted) == own else self.reshape(value, wanted, suffix="ones")
+
     # --- sizes -------------------------------------------------------------------------------------------------------------
 
     def bind(self, rule: str, inputs: Sequence[str], count: int, dims: Sequence[Dim] = (), **options: Any) -> list[Dim]:
@@ -422,6 +436,10 @@ class Context:
             self.graph.conditions.append((a, b))
         return simpler(a, b)
 
+    def _note_one(self, dim: Dim) -> None:
+        if dim != 1:
+            self.same(dim, 1, "an axis that is broadcast")
+
     def require_at_least(self, a: Dim, b: Dim) -> None:
         """Notes the condition a >= b where that cannot be told from the form of the sizes."""
         if maximum(a, b) != a:
@@ -450,8 +468,11 @@ class Context:
             for shape in shapes:
                 place = axis - rank + len(shape)
                 dim = shape[place] if place >= 0 else 1
-                if common == 1:
+                if common == 1 or (_at_most_one(common) and dim != 1):
+                    self._note_one(common)
                     common = dim
+                elif dim != 1 and common != dim and _at_most_one(dim):
+                    self._note_one(dim)
                 elif dim != 1:
                     common = self.same(common, dim, f"dimension {axis}")
             out.append(common)
@@ -483,6 +504,14 @@ def decoded(array: Array) -> Array:
 def plain(x: Any) -> Any:
     """A `Ratio` of plain numbers as a float; all else as it is."""
     return x.numerator / x.denominator if isinstance(x, Ratio) and isinstance(x.numerator, int) else x
+
+
+def _at_most_one(dim: Dim) -> bool:
+    """Whether a size is the smaller of 1 and a formula, as that of a slice of the first element."""
+    if not isinstance(dim, Size) or len(dim.terms) != 1:
+        return False
+    (atoms, factor), = dim.terms
+    return factor == 1 and len(atoms) == 1 and atoms[0].op == "min" and 1 in atoms[0].args
 
 
 def simpler(a: Dim, b: Dim) -> Dim:

@@ -24,7 +24,7 @@ def emit(context: Context, call: Call, operands: Sequence[str], build: Build) ->
     if any(context.dtype(v) == "string" for v in operands):
         raise DeclinedError(f"{call} works on strings")
     shape = context.broadcast([context.shape(v) for v in operands])
-    context.elementwise(operands, build, shape, output=call.outputs[0])
+    context.elementwise([context.broadcastable(v, shape) for v in operands], build, shape, output=call.outputs[0])
 
 
 def _aligned(context: Context, call: Call) -> tuple[str, ...]:
@@ -219,7 +219,8 @@ def _elu(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> int:
 
 
 def _selu(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> int:
-    alpha, gamma = call.get("alpha", 1.67326319217681884765625), call.get("gamma", 1.05070102214813232421875)
+    alpha = call.get("alpha", 1.67326319217681884765625 if call.version >= 6 else 1.6732)
+    gamma = call.get("gamma", 1.05070102214813232421875 if call.version >= 6 else 1.0507)
     negative = e("mul", c(alpha), e("sub", e("exp", x), c(1.0)))
     return e("mul", c(gamma), e("select", e("le", x, c(0.0)), negative, x))
 
@@ -274,14 +275,6 @@ def _shrink(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> int:
     return e("select", e("lt", x, c(-limit)), e("add", x, c(bias)), high)
 
 
-def _affine(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> int:
-    return e("add", e("mul", x, c(call.get("alpha", 1.0))), c(call.get("beta", 0.0)))
-
-
-def _parametric_scale(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> int:
-    return e("mul", c(call.get("alpha", 1.0)), e("tanh", e("mul", x, c(call.get("beta", 1.0)))))
-
-
 def _prelu(context: Context, call: Call) -> None:
     x, slope = call.inputs
     rank, shape = len(context.shape(x)), context.shape(slope)
@@ -310,8 +303,8 @@ _BINARY = {
     "Sub": "sub", "Xor": "xor",
 }
 _ACTIVATIONS: dict[str, Formula] = {
-    "Affine": _affine, "Celu": _celu, "Elu": _elu, "Gelu": _gelu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
-    "LeakyRelu": _leaky_relu, "Mish": _mish, "ScaledTanh": _parametric_scale, "Selu": _selu, "Shrink": _shrink,
+    "Celu": _celu, "Elu": _elu, "Gelu": _gelu, "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish,
+    "LeakyRelu": _leaky_relu, "Mish": _mish, "Selu": _selu, "Shrink": _shrink,
     "Softsign": _softsign, "Swish": _swish, "ThresholdedRelu": _thresholded_relu,
 }
 

@@ -23,6 +23,7 @@ from sartor.types import from_numpy
 
 CONVERSIONS = ("BitCast", "Cast", "CastLike", "DequantizeLinear", "QuantizeLinear")
 SIZE_LIMIT = 1 << 22  # elements a folded result may have, or twice what its inputs have
+_CHANGED = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}  # before these versions they mean what the reference no longer knows
 _NOT_FOLDED = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout",
                "If", "Loop", "Scan")
 
@@ -36,6 +37,8 @@ def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
         context.alias(call.outputs[0], call.inputs[0])
         return True
     if not call.inputs or call.op_type in _NOT_FOLDED or not all(context.is_constant(v) for v in call.inputs if v):
+        return False
+    if not call.domain and call.version < _CHANGED.get(call.op_type, 0):
         return False
     constants = {v: a for v in call.inputs if v and (a := context.constant(v)) is not None}
     if (view := _view(call, list(constants.values()))) is not None:

@@ -132,11 +132,9 @@ def _tensor(context: Context, call: Call, place: int, proto: onnx.TypeProto | No
 
 
 def _declared_rank(call: Call, place: int, proto: onnx.TypeProto) -> None:
-    """Adds the number of dimensions that the model states for a value, where inference gives none."""
+    """Adds the number of dimensions that the model states for a value, where inference gives none; sizes are often stale there."""
     stated = call.node.outputs[place].shape if place < len(call.node.outputs) else None
     if stated is not None:
         proto.tensor_type.shape.SetInParent()
-        for dim in stated:
-            entry = proto.tensor_type.shape.dim.add()
-            if isinstance(dim, int):
-                entry.dim_value = dim
+        for _ in stated:
+            proto.tensor_type.shape.dim.add()

@@ -70,7 +70,7 @@ def lower(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None
         except UnsupportedError as error:
             error.values = tuple(v.name for v in node.outputs if v.name)
             raise
-    _finish(context, [v.name or "" for v in model.graph.outputs])
+    _finish(context, list(dict.fromkeys(v.name or "" for v in model.graph.outputs)))
     _check_sizes(context.graph)
     return context.graph
 
@@ -227,6 +227,10 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
     """Gives the graph's outputs the model's names, and drops layers and values that nothing needs."""
     graph = context.graph
     for name in outputs:
+        if context.sequence(name) is not None:
+            error = UnsupportedError(f"the output {name!r} is a sequence, which no layer can make")
+            error.values = (name,)
+            raise error
         if name not in graph.tensors and name not in context.aliases:
             raise ModelError(f"the model's output {name!r} is made by nothing")
         context.value(name)

@@ -139,19 +139,24 @@ def _dropout(context: Context, call: Call) -> None:
 
 
 def _concat(context: Context, call: Call) -> None:
-    tensors = [context.tensor(v) for v in call.inputs]
+    emit_concat(context, call, call.inputs, call.get("axis", 1))
+
+
+def emit_concat(context: Context, call: Call, values: Sequence[str], axis: int) -> None:
+    """Makes the node's output of `values` joined along an axis."""
+    tensors = [context.tensor(v) for v in values]
     rank = len(tensors[0].shape)
-    if any(len(t.shape) != rank for t in tensors):
-        raise ModelError(f"{call} joins inputs of different numbers of dimensions: {', '.join(map(str, tensors))}")
+    if any(len(t.shape) != rank or t.dtype != tensors[0].dtype for t in tensors):
+        raise ModelError(f"{call} joins inputs of different numbers of dimensions or types: {', '.join(map(str, tensors))}")
     if len(tensors) == 1:
-        context.alias(call.outputs[0], call.inputs[0])
+        context.alias(call.outputs[0], values[0])
         return
-    axis = axis_of(call.get("axis", 1), rank, call)
+    axis = axis_of(axis, rank, call)
     shape: list[Dim] = list(tensors[0].shape)
     for tensor in tensors[1:]:
         for i in range(rank):
             shape[i] = shape[i] + tensor.shape[i] if i == axis else context.same(shape[i], tensor.shape[i], f"dimension {i}")
-    context.layer("concat", call.inputs, Tensor(tensors[0].dtype, tuple(shape)), output=call.outputs[0], axis=axis)
+    context.layer("concat", values, Tensor(tensors[0].dtype, tuple(shape)), output=call.outputs[0], axis=axis)
 
 
 def emit_slice(context: Context, x: str, starts: Sequence[Dim], steps: Sequence[int], shape: Sequence[Dim], *,
@@ -402,7 +407,7 @@ def _expand(context: Context, call: Call) -> None:
     if shape == context.shape(x):
         context.alias(call.outputs[0], x)
     else:
-        _broadcast_to(context, x, shape, call.outputs[0])
+        _broadcast_to(context, context.broadcastable(x, shape), shape, call.outputs[0])
 
 
 def _tile(context: Context, call: Call) -> None:

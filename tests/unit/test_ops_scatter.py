@@ -86,3 +86,13 @@ def test_unpooling():
     check("MaxUnpool", {"x": rand(2, 1, 2, 2), "i": places}, kernel_shape=[2, 2], strides=[2, 2])
     check("MaxUnpool", {"x": rand(2, 1, 2, 2), "i": places}, {"shape": np.array([2, 1, 5, 5], np.int64)}, symbolic=False,
           kernel_shape=[2, 2], strides=[2, 2])
+
+
+@pytest.mark.parametrize("options", [{}, {"pads": [1, 0, 1, 2]}, {"strides": [2, 1], "dilations": [1, 2]}], ids=str)
+def test_col2im_of_sizes_known_in_the_run(options):
+    pads, strides, dilations = options.get("pads", [0] * 4), options.get("strides", [1, 1]), options.get("dilations", [1, 1])
+    image, block = (6, 7), (2, 3)
+    windows = [(s + pads[i] + pads[i + 2] - (k - 1) * dilations[i] - 1) // strides[i] + 1
+               for i, (s, k) in enumerate(zip(image, block, strict=True))]
+    feeds = {"x": rand(2, 12, int(np.prod(windows))), "image": np.array(image), "block": np.array(block)}
+    check("Col2Im", feeds, fixed={"image": 0, "block": 0}, **options)

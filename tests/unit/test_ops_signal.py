@@ -31,6 +31,8 @@ def test_axis_known_in_the_run():
     for axis in (1, -2, 0):
         feeds = {"x": rand(3, 4, 5, 2), "axis": np.array(axis)}
         check("DFT", feeds, opset=20, fixed=LAST, order=["x", "", "axis"], tolerance=1e-4)
+        check("DFT", feeds | {"x": rand(3, 4, 5, 1)}, opset=20, fixed=LAST, order=["x", "", "axis"], tolerance=1e-4, onesided=1)
+        check("DFT", feeds, {"n": np.array(6)}, opset=20, fixed=LAST, order=["x", "n", "axis"], tolerance=1e-4, onesided=1, inverse=1)
 
 
 @pytest.mark.parametrize("length", [None, 9, 10, 20, 5])
@@ -60,6 +62,19 @@ def test_stft(given, onesided):
     order = {"window": ["x", "step", "window"], "length": ["x", "step", "", "n"], "both": ["x", "step", "window", "n"],
              "none": ["x", "step"]}[given]
     check("STFT", signal, {k: v for k, v in constants.items() if k in order}, order=order, fixed=LAST, onesided=onesided, tolerance=1e-4)
+
+
+def test_stft_with_sizes_of_the_run():
+    feeds = {"x": rand(2, 40, 1), "step": np.array(6), "n": np.array(10)}
+    check("STFT", feeds, fixed=LAST, order=["x", "step", "", "n"], tolerance=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [1, 10, 11])
+@pytest.mark.parametrize("sizes", [(8, 32, 8192), (20, 128, 16000), (3, 7, 100)], ids=str)
+def test_mel_weights(sizes, dtype):
+    feeds = {n: np.array(v) for n, v in zip(("bands", "points", "rate"), sizes, strict=True)}
+    feeds |= {"low": np.array(0, np.float32), "high": np.array(sizes[2] / 2, np.float32)}
+    check("MelWeightMatrix", feeds, output_datatype=dtype, tolerance=1e-3 if dtype == 10 else 1e-5)
 
 
 def test_stft_of_complex_signals_and_windows_of_the_run():

@@ -202,6 +202,24 @@ def _resize_scales(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapp
     return [*sizes, *map(float_bits, scales), *map(float_bits, region)]
 
 
+def _transform(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
+    """Of a transform along an axis: elements before it, its own, those after it, how many points it has and keeps; then the shape."""
+    if dims and len(inputs[0]) != 1:
+        raise ValueError(f"is given {len(inputs[0])} axes; expected one")
+    axis, = _axes(inputs[0], len(dims) + 1)
+    if axis == len(dims):
+        raise ValueError(f"is given the axis {axis}, which holds the parts of numbers")
+    inverse, one_sided = options["inverse"], options["one_sided"]
+    points = 2 * (dims[axis] - 1) if inverse and one_sided else dims[axis]
+    if len(inputs) > 1:
+        points, = _integers(inputs[1])
+    if points < 1:
+        raise ValueError(f"is to transform {points} points")
+    kept = points // 2 + 1 if one_sided and not inverse else points
+    shape = [kept if i == axis else d for i, d in enumerate(dims)]
+    return [prod(dims[:axis]), dims[axis], prod(dims[axis + 1:]), points, kept, *shape]
+
+
 def _single(x: float) -> float:
     """The nearest number in single precision."""
     return float(struct.unpack("<f", struct.pack("<f", x))[0])
@@ -220,5 +238,5 @@ def float_of(bits: int) -> float:
 RULES: dict[str, Rule] = {
     "sizes": _sizes, "parts": _parts, "at_most": _at_most, "reshape": _reshape, "expand": _expand, "squeeze": _squeeze,
     "unsqueeze": _unsqueeze, "reduce": _reduce, "slice": _slice, "pad": _pad, "range": _range,
-    "resize_sizes": _resize_sizes, "resize_scales": _resize_scales,
+    "transform": _transform, "resize_sizes": _resize_sizes, "resize_scales": _resize_scales,
 }

@@ -11,6 +11,7 @@ from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.convolution import channels_first, channels_last
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import column_of, combine, strides_of
+from sartor.ops.movement import emit_slice
 from sartor.sizes import Dim, product
 
 MODES = {"bilinear": "linear", "linear": "linear", "nearest": "nearest", "bicubic": "cubic", "cubic": "cubic"}
@@ -144,5 +145,38 @@ def _along_axes(context: Context, call: Call, grid: str, sizes: tuple[Dim, ...],
     return places, weights
 
 
-OPERATORS: dict[tuple[str, str], Operator] = {("", "GridSample"): _grid_sample}
+def _affine_grid(context: Context, call: Call) -> None:
+    """Coordinate i of the grid at a place: theta's row i times the place's own coordinates, last dimension first, and 1."""
+    theta = call.inputs[0]
+    tensor, wanted = context.tensor(theta), context.known_sizes(call.inputs[1])
+    rank = len(wanted) - 2
+    if rank not in (2, 3) or len(tensor.shape) != 3 or tensor.dtype not in ("f16", "bf16", "f32", "f64"):
+        raise ModelError(f"{call} has the transformations {tensor} for {rank} spatial dimensions")
+    batch, sizes = context.same(tensor.shape[0], wanted[0], "the batch"), wanted[2:]
+    context.same(tensor.shape[1], rank, "the rows of a transformation")
+    context.same(tensor.shape[2], rank + 1, "the columns of a transformation")
+    wide, align = "f64" if tensor.dtype == "f64" else "f32", bool(call.get("align_corners", 0))
+    operands = [context.reshape(context.arange(d), (d, *[1] * (rank - i))) for i, d in reversed(list(enumerate(sizes)))]
+    operands += [context.size_value(d) for d in reversed(sizes)]
+    for column in range(rank + 1):
+        cut = emit_slice(context, theta, (0, 0, column), (1, 1, 1), (batch, rank, 1), suffix=f"column_{column}")
+        operands.append(context.reshape(cut, (batch, *[1] * rank, rank)))
+
+    def build(e: ExpressionBuilder, *values: int) -> int:
+        places, extents, columns = values[:rank], values[rank:2 * rank], [e("cast", v, dtype=wide) for v in values[2 * rank:]]
+        one, two = e.constant(1.0, wide), e.constant(2.0, wide)
+        total = columns[rank]
+        for place, extent, column in zip(places, extents, columns, strict=False):
+            i, size = e("cast", place, dtype=wide), e("cast", extent, dtype=wide)
+            if align:
+                at = e("sub", e("div", e("mul", i, two), e("max", e("sub", size, one), one)), one)
+            else:
+                at = e("sub", e("div", e("add", e("mul", i, two), one), size), one)
+            total = e("add", total, e("mul", at, column))
+        return e("cast", total, dtype=tensor.dtype)
+
+    context.elementwise(operands, build, (batch, *sizes, rank), output=call.outputs[0])
+
+
+OPERATORS: dict[tuple[str, str], Operator] = {("", "AffineGrid"): _affine_grid, ("", "GridSample"): _grid_sample}
 """All operators of this file."""

@@ -13,7 +13,7 @@ from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import column_of, combine, emit_gather_elements, strides_of, wrapped
-from sartor.sizes import Dim, product
+from sartor.sizes import Dim, floordiv, maximum, product
 from sartor.types import to_numpy
 
 
@@ -210,30 +210,47 @@ def _zeros(context: Context, dtype: str, shape: Sequence[Dim]) -> str:
 def _col2im(context: Context, call: Call) -> None:
     """Columns of blocks added to the places of an image they came from; what lies in its padding is passed over."""
     x = call.inputs[0]
-    tensor, image, block = context.tensor(x), context.require_ints(call.inputs[1]), context.require_ints(call.inputs[2])
-    rank, count = len(image), int(np.prod(block))
-    if len(tensor.shape) != 3 or not isinstance(tensor.shape[1], int) or tensor.dtype in ("bool", "string"):
+    tensor, image, block = context.tensor(x), context.known_sizes(call.inputs[1]), context.known_sizes(call.inputs[2])
+    rank, count = len(image), product(block)
+    if len(tensor.shape) != 3 or tensor.dtype in ("bool", "string"):
         raise DeclinedError(f"{call} has an input of type {tensor}")
     strides, dilations = call.get("strides") or [1] * rank, call.get("dilations") or [1] * rank
     pads = call.get("pads") or [0] * (2 * rank)
-    if len(block) != rank or len(strides) != rank or len(dilations) != rank or len(pads) != 2 * rank or min((*image, *block, *strides)) < 1:
+    known = [d for d in (*image, *block) if isinstance(d, int)]
+    if not len(block) == len(strides) == len(dilations) == len(pads) / 2 == rank or min((*known, *strides, *dilations)) < 1:
         raise ModelError(f"{call} has blocks, strides, dilations or pads that do not fit an image of {rank} dimensions")
-    if tensor.shape[1] % count:
-        raise ModelError(f"{call} has {tensor.shape[1]} channels, which blocks of {count} elements do not divide")
-    windows = [(image[i] + pads[i] + pads[i + rank] - (block[i] - 1) * dilations[i] - 1) // strides[i] + 1 for i in range(rank)]
-    context.same(tensor.shape[2], max(0, int(np.prod(windows))), "the blocks")
-    total, inside = np.zeros([*block, *windows], np.int64), np.ones([*block, *windows], bool)
-    for i, size in enumerate(image):
-        tap, step = (np.arange(n).reshape([-1, *[1] * k]) for n, k in ((block[i], 2 * rank - 1 - i), (windows[i], rank - 1 - i)))
-        place = step * strides[i] + tap * dilations[i] - pads[i]
-        total, inside = total * size + place, inside & (place >= 0) & (place < size)
-    linear = context.new_constant(np.where(inside, total, -1).reshape(-1), f"{call.outputs[0]}.linear")
-    planes, pixels = tensor.shape[0] * (tensor.shape[1] // count), int(np.prod(image))
-    columns = context.transpose(context.reshape(x, (planes, total.size), suffix="columns"), (1, 0), suffix="blocks")
-    empty = _zeros(context, tensor.dtype, (pixels, planes))
-    made = context.layer("scatter", [empty, linear, columns], Tensor(tensor.dtype, (pixels, planes)), suffix="scattered", op="add")
+    for dim in block:
+        context.require_at_least(dim, 1)
+    channels = floordiv(tensor.shape[1], count)
+    context.same(tensor.shape[1], channels * count, "the channels")
+    windows = [floordiv(image[i] + pads[i] + pads[i + rank] - (block[i] - 1) * dilations[i] - 1, strides[i]) + 1 for i in range(rank)]
+    context.same(tensor.shape[2], maximum(product(windows), 0), "the blocks")
+    linear = _places_of_blocks(context, image, (*block, *windows), strides, dilations, pads)
+    planes, pixels, blocks = tensor.shape[0] * channels, product(image), count * tensor.shape[2]
+    columns = context.transpose(context.reshape(x, (planes, blocks), suffix="columns"), (1, 0), suffix="blocks")
+    reads = [_zeros(context, tensor.dtype, (pixels, planes)), context.reshape(linear, (blocks,), suffix="places"), columns]
+    made = context.layer("scatter", reads, Tensor(tensor.dtype, (pixels, planes)), suffix="scattered", op="add")
     moved = context.transpose(made, (1, 0), suffix="planes")
-    context.reshape(moved, (tensor.shape[0], tensor.shape[1] // count, *image), output=call.outputs[0])
+    context.reshape(moved, (tensor.shape[0], channels, *image), output=call.outputs[0])
+
+
+def _places_of_blocks(context: Context, image: Sequence[Dim], shape: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int],
+                      pads: Sequence[int]) -> str:
+    """For each element of each block its place in the flattened image, -1 for those in the padding; blocks' dimensions come first."""
+    rank, all_dims = len(image), len(shape)
+    spread = [context.reshape(context.arange(d), (d, *[1] * (all_dims - 1 - i))) for i, d in enumerate(shape)]
+
+    def build(e: ExpressionBuilder, *operands: int) -> int:
+        total, inside = e.constant(0, "i64"), e.constant(True, "bool")
+        for i in range(rank):
+            tap, step, size = operands[i], operands[rank + i], operands[2 * rank + i]
+            moved = e("add", e("mul", step, e.constant(strides[i], "i64")), e("mul", tap, e.constant(dilations[i], "i64")))
+            place = e("sub", moved, e.constant(pads[i], "i64"))
+            total = e("add", e("mul", total, size), place)
+            inside = e("and", inside, e("and", e("ge", place, e.constant(0, "i64")), e("lt", place, size)))
+        return e("select", inside, total, e.constant(-1, "i64"))
+
+    return context.elementwise([*spread, *map(context.size_value, image)], build, shape, suffix="linear")
 
 
 def _max_unpool(context: Context, call: Call) -> None:

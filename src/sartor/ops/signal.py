@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import pi
+from math import log, pi
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of
-from sartor.ops.elementwise import Operator
+from sartor.ops.elementwise import CASTS, Operator
 from sartor.ops.indexing import combine
+from sartor.ops.movement import emit_slice
 from sartor.sizes import Dim, floordiv, product
 
 MOST_KEPT = 1 << 16  # points whose powers of the root are constants; for more they are computed in each run
@@ -56,52 +57,32 @@ def _parts(context: Context, call: Call) -> None:
 
 
 def _dft(context: Context, call: Call) -> None:
-    """Where the axis is known only when the model runs, the transforms along all axes are made and one is taken."""
     _parts(context, call)
     x, rank = call.inputs[0], len(context.shape(call.inputs[0]))
     inverse, one_sided = bool(call.get("inverse", 0)), bool(call.get("onesided", 0))
     given = call.input(2) if call.version >= 20 else ""
-    if given and (known := context.ints(given)) is None:
-        if call.input(1) or one_sided:
-            raise DeclinedError(f"{call} has an output whose shape depends on its axis")
-        _along_each(context, call, given, inverse)
-        return
-    axis = axis_of(known[0] if given and known else call.get("axis", 1) if call.version < 20 else -2, rank, call)
-    if axis == rank - 1:
-        raise ModelError(f"{call} has the axis {axis}, which holds the parts of numbers")
-    length = context.shape(x)[axis]
-    points = 2 * (length - 1) if inverse and one_sided else length
-    if call.input(1):
-        points = context.require_dims(call.inputs[1])[0]
-    if isinstance(points, int) and points < 1:
-        raise ModelError(f"{call} transforms {points} points")
-    context.require_at_least(points, 1)
-    kept = floordiv(points, 2) + 1 if one_sided and not inverse else points
-    _transform(context, x, axis, points, kept, inverse, inverse and one_sided, call.outputs[0])
-
-
-def _transform(context: Context, x: str, axis: int, points: Dim, kept: Dim, inverse: bool, real: bool, output: str | None) -> str:
-    shape = context.shape(x)
-    before, after = product(shape[:axis]), product(shape[axis + 1:-1])
-    flat = context.reshape(x, (before, shape[axis], after, shape[-1]), suffix="lines")
+    known = context.ints(given) if given else None
+    *dims, parts = context.shape(x)
+    if given and known is None:
+        reads = [given, *filter(None, [call.input(1)])]
+        found = context.bind("transform", reads, 4 + rank, dims, inverse=inverse, one_sided=one_sided)
+        (before, length, after, points, kept), shape = found[:5], found[5:]
+    else:
+        axis = axis_of(known[0] if known else call.get("axis", 1) if call.version < 20 else -2, rank, call)
+        if axis == rank - 1:
+            raise ModelError(f"{call} has the axis {axis}, which holds the parts of numbers")
+        before, length, after = product(dims[:axis]), dims[axis], product(dims[axis + 1:])
+        points = 2 * (length - 1) if inverse and one_sided else length
+        points = context.known_sizes(call.inputs[1])[0] if call.input(1) else points
+        if isinstance(points, int) and points < 1:
+            raise ModelError(f"{call} transforms {points} points")
+        context.require_at_least(points, 1)
+        kept = floordiv(points, 2) + 1 if one_sided and not inverse else points
+        shape = [kept if i == axis else d for i, d in enumerate(dims)]
+    real = inverse and one_sided
+    flat = context.reshape(x, (before, length, after, parts), suffix="lines")
     made = emit_fourier(context, flat, points, kept, inverse=inverse, real=real)
-    return context.reshape(made, (*shape[:axis], kept, *shape[axis + 1:-1], 1 if real else 2), output=output)
-
-
-def _along_each(context: Context, call: Call, given: str, inverse: bool) -> None:
-    x, kind = call.inputs[0], context.dtype(given)
-    shape = context.shape(x)
-    rank = len(shape)
-    made = [_transform(context, x, axis, shape[axis], shape[axis], inverse, False, None) for axis in range(rank - 1)]
-
-    def build(e: ExpressionBuilder, axis: int, *values: int) -> int:
-        chosen = values[-1]
-        for place, value in enumerate(values[:-1]):
-            here = e("or", e("eq", axis, e.constant(place, kind)), e("eq", axis, e.constant(place - rank, kind)))
-            chosen = e("select", here, value, chosen)
-        return chosen
-
-    context.elementwise([context.reshape(given, ()), *made], build, (*shape[:-1], 2), output=call.outputs[0], suffix="chosen")
+    context.reshape(made, (*shape, 1 if real else 2), output=call.outputs[0])
 
 
 def _stft(context: Context, call: Call) -> None:
@@ -112,10 +93,10 @@ def _stft(context: Context, call: Call) -> None:
     if len(shape) != 3:
         raise ModelError(f"{call} has a signal of {len(shape)} dimensions; expected 3")
     batch, length, parts = shape
-    step = context.require_dims(call.inputs[1])[0]
+    step = context.known_sizes(call.inputs[1])[0]
     points: Dim = context.shape(window)[0] if window else length
     if call.input(3):
-        wanted = context.require_dims(call.inputs[3])[0]
+        wanted = context.known_sizes(call.inputs[3])[0]
         points = context.same(wanted, points, "the window") if window else wanted
     if any(isinstance(d, int) and d < 1 for d in (step, points)):
         raise ModelError(f"{call} has windows of {points} points, {step} apart")
@@ -133,7 +114,51 @@ def _stft(context: Context, call: Call) -> None:
     context.reshape(emit_fourier(context, lines, points, kept), (batch, frames, kept, 2), output=call.outputs[0])
 
 
+def _mel_weights(context: Context, call: Call) -> None:
+    """Triangles over the points of half a spectrum, whose corners are equally far apart on the mel scale; computed in f64."""
+    bands, points, (low, high), rate = (context.known_sizes(call.inputs[0])[0], context.known_sizes(call.inputs[1])[0], call.inputs[3:5],
+                                        call.inputs[2])
+    dtype = CASTS.get(call.get("output_datatype", 1), "")
+    if not dtype:
+        raise DeclinedError(f"{call} makes a type without compiled code")
+    corners = bands + 2
+    operands = [context.arange(corners), *(context.reshape(v, ()) for v in (low, high, rate)), context.size_value(corners),
+                context.size_value(points)]
+
+    def corner(e: ExpressionBuilder, place: int, *scalars: int) -> int:
+        def c(value: float) -> int:
+            return e.constant(value, "f64")
+
+        def mel(hertz: int) -> int:
+            return e("mul", c(2595 / log(10)), e("log", e("add", e("div", hertz, c(700.0)), c(1.0))))
+
+        i, lowest, highest, sampled, count, length = (e("cast", v, dtype="f64") for v in (place, *scalars))
+        start = mel(lowest)
+        step = e("div", e("sub", mel(highest), start), count)
+        at = e("add", e("mul", i, step), start)
+        hertz = e("mul", c(700.0), e("sub", e("exp", e("mul", at, c(log(10) / 2595))), c(1.0)))
+        return e("cast", e("floor", e("div", e("mul", e("add", length, c(1.0)), hertz), sampled)), dtype="i64")
+
+    bins = context.elementwise(operands, corner, (corners,), suffix="corners")
+    left, middle, right = (emit_slice(context, bins, (k,), (1,), (bands,), suffix=f"corner_{k}") for k in range(3))
+    size = floordiv(points, 2) + 1
+    rows = context.reshape(context.arange(size), (size, 1))
+
+    def weight(e: ExpressionBuilder, j: int, a: int, b: int, c: int) -> int:
+        def ratio(part: int, whole: int) -> int:
+            return e("div", *(e("cast", v, dtype="f64") for v in (part, whole)))
+
+        zero, one = e.constant(0.0, "f64"), e.constant(1.0, "f64")
+        rising = e("select", e("and", e("ge", j, a), e("le", j, b)), ratio(e("sub", j, a), e("sub", b, a)), zero)
+        rising = e("select", e("eq", a, b), e("select", e("eq", j, b), one, zero), rising)
+        falls = e("and", e("ge", j, b), e("lt", j, c))
+        return e("cast", e("select", falls, ratio(e("sub", c, j), e("sub", c, b)), rising), dtype=dtype)
+
+    context.elementwise([rows, left, middle, right], weight, (size, bands), output=call.outputs[0])
+
+
 OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "DFT"): _dft,
+    ("", "MelWeightMatrix"): _mel_weights,
     ("", "STFT"): _stft,
 }

@@ -48,10 +48,11 @@ def kinds(graph: Graph) -> list[str]:
 
 
 def holds(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    """Whether the graph's conditions hold for these sizes."""
-    from sartor.sizes import evaluate
+    """Whether those of the graph's conditions hold that are about these sizes alone."""
+    from sartor.sizes import evaluate, symbols
 
-    return all(evaluate(a, sizes) == evaluate(b, sizes) for a, b in graph.conditions)
+    known = [(a, b) for a, b in graph.conditions if symbols(a) | symbols(b) <= set(sizes)]
+    return all(evaluate(a, sizes) == evaluate(b, sizes) for a, b in known)
 
 
 def run_runtime(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray[Any, Any]]:

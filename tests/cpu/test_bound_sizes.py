@@ -7,6 +7,7 @@ from onnx.reference import ReferenceEvaluator
 
 import sartor
 from sartor.errors import SartorError
+from sartor.graph.reference import evaluate_graph
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((3, 4, 6)).astype(np.float32)
@@ -27,15 +28,19 @@ def check(proto, feeds, tmp_path=None, tolerance=1e-5):
     if tmp_path is not None:
         program.save(tmp_path / "p.sartor")
         program = sartor.Program.load(tmp_path / "p.sartor")
-    reference = ReferenceEvaluator(proto)
+    reference, graph = ReferenceEvaluator(proto), sartor.compiler.prepare(proto)
+    for feed in feeds:
+        same(evaluate_graph(graph, feed), reference.run(None, feed), tolerance)
     with sartor.Session(program) as session:
         for feed in (*feeds, *feeds):
-            got = session.run(feed)
-            wanted = dict(zip(got, reference.run(None, feed), strict=True))
-            for name, array in got.items():
-                assert array.shape == wanted[name].shape
-                assert array.dtype == wanted[name].dtype
-                np.testing.assert_allclose(array.astype(np.float64), wanted[name].astype(np.float64), tolerance, tolerance)
+            same(session.run(feed), reference.run(None, feed), tolerance)
+
+
+def same(got, wanted, tolerance):
+    for array, other in zip(got.values(), wanted, strict=True):
+        assert array.shape == other.shape
+        assert array.dtype == other.dtype
+        np.testing.assert_allclose(array.astype(np.float64), other.astype(np.float64), tolerance, tolerance)
 
 
 def refuses(proto, feed, *words):

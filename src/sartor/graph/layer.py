@@ -54,6 +54,13 @@ regions         X [N, H, W, C], boxes        mode (average, max, bins), scale, o
                 [R, 4] (of X's type),        offset, in image images[r], for each cell of the output's grid [R, h, w, C] the mean or
                 images [R] (i64)             maximum of sampled points (as RoiAlign has it; sampling is their number a side, 0: as many as
                                              pixels), or the maximum of the pixels of its bin (as MaxRoiPool has it)
+nonzero         X [N] (bool)                 places (i64) of the true elements, in order, as many as the output has
+order           X [N, M]                     places (i64) of the rows in ascending order: by the first column, then the next; a NaN counts
+                                             as larger than all numbers; among equals the lower index first
+suppress        boxes [B, N, 4], scores      center.  Result [B, C, N] (i64): for each class the boxes that score more than `least`, best
+                [B, C, N], most [1] (i64),   first, those left out that overlap one before by more than `overlap` (intersection over union),
+                overlap [1], least [1]       at most `most` of them; then -1.  Boxes are y, x, y, x of opposite corners (center: x, y,
+                                             width, height)
 sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
 iota            -                            (none); the i64 vector 0, 1, 2, ... of the output's length
 bind            small vectors                rule, dims (Dims), options, defines ((symbol, place)...): makes sizes known that depend on
@@ -86,7 +93,7 @@ __all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "recurrent",
          "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "fourier",
-         "determinant", "regions", "bind", "host")
+         "determinant", "regions", "nonzero", "order", "suppress", "bind", "host")
 
 
 @dataclass(frozen=True)

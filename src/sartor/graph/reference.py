@@ -165,6 +165,36 @@ def _topk(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapp
     return np.take(order, np.arange(shape[axis]), axis=axis).astype(np.int64)
 
 
+def _nonzero(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    return np.resize(np.flatnonzero(inputs[0]), shape) if shape[0] else np.empty(shape, np.int64)
+
+
+def _order(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    columns = [inputs[0][:, i] for i in range(inputs[0].shape[1])]
+    return np.lexsort(columns[::-1]) if columns else np.arange(shape[0])
+
+
+def _suppress(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    (boxes, scores), (most, overlap, least) = inputs[:2], (x.reshape(-1)[0] for x in inputs[2:])
+    out = np.full(shape, -1, np.int64)
+    for batch, kind in np.ndindex(*shape[:2]):
+        a, c, d, e = np.moveaxis(boxes[batch], -1, 0)
+        y1, x1, y2, x2 = (c - e / 2, a - d / 2, c + e / 2, a + d / 2) if layer.attributes["center"] else (
+            np.minimum(a, d), np.minimum(c, e), np.maximum(a, d), np.maximum(c, e))
+        area = (y2 - y1) * (x2 - x1)
+        kept: list[int] = []
+        for i in np.argsort(-scores[batch, kind], kind="stable"):
+            if len(kept) >= most or not scores[batch, kind, i] > least:
+                continue
+            width = np.minimum(x2[i], x2[kept]) - np.maximum(x1[i], x1[kept])
+            height = np.minimum(y2[i], y2[kept]) - np.maximum(y1[i], y1[kept])
+            meets = (width > 0) & (height > 0) & (area[i] > 0) & (area[kept] > 0)
+            if not np.any(meets & (width * height / (area[i] + area[kept] - width * height) > overlap)):
+                kept.append(int(i))
+        out[batch, kind, :len(kept)] = kept
+    return out
+
+
 def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
     return np.array([evaluate(d, sizes) for d in layer.attributes["dims"]], np.int64).reshape(shape)
 
@@ -174,6 +204,7 @@ _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
     "pad": pad, "resize": resize, "recurrent": recurrent, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
     "fourier": fourier, "determinant": determinant, "regions": regions,
+    "nonzero": _nonzero, "order": _order, "suppress": _suppress,
     "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),
     "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),
     "reshape": lambda layer, inputs, shape, sizes: np.reshape(inputs[0], shape),

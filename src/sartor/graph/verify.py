@@ -16,12 +16,14 @@ from sartor.sizes import Dim, Size, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
-PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "fourier", "determinant", "bind",
+PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "fourier", "determinant", "nonzero", "order",
+         "suppress", "bind",
          "host")  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
            "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
-           "scatter": 3, "cumulative": 1, "topk": 1, "fourier": 3, "determinant": 1, "regions": 3}
+           "scatter": 3, "cumulative": 1, "topk": 1, "fourier": 3, "determinant": 1, "regions": 3, "nonzero": 1, "order": 1,
+           "suppress": 5}
 _ATTRIBUTES = {
     "matmul": ("transpose_a", "transpose_b"), "convolution": ("strides", "dilations", "pads", "groups"),
     "deconvolution": ("strides", "dilations", "pads", "groups"), "pool": ("mode", "kernel", "strides", "dilations", "pads"),
@@ -31,6 +33,7 @@ _ATTRIBUTES = {
     "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
     "fourier": ("inverse", "half"), "regions": ("mode", "scale", "offset", "sampling"),
+    "suppress": ("center",),
     "bind": ("rule", "dims", "defines"), "host": ("node", "domains"),
 }
 
@@ -191,7 +194,7 @@ def _check_types(graph: Graph, layer: Layer, inputs: list[Tensor], output: Tenso
 
 def raw_dtype(layer: Layer, inputs: Sequence[Tensor]) -> str | None:
     """Element type of the raw result; None where the kind does not settle it (integer products)."""
-    if layer.kind in ("sizes", "iota", "topk"):
+    if layer.kind in ("sizes", "iota", "topk", "nonzero", "order", "suppress"):
         return "i64"
     if layer.kind == "reduce" and layer.attributes["op"] in ("argmax", "argmin"):
         return "i64"
@@ -337,6 +340,12 @@ def _regions(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
             and all(isinstance(d, int) for d in output.shape[1:3]))
 
 
+def _suppress(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    boxes, scores = inputs[0].shape, inputs[1].shape
+    return (len(boxes) == len(scores) == 3 and _same((boxes[0], scores[1], boxes[1]), scores) and _same(scores, output.shape)
+            and boxes[2] == 4 and all(t.shape == (1,) for t in inputs[2:]) and inputs[2].dtype == "i64")
+
+
 def _each_dim(attribute: str) -> Callable[[Layer, list[Tensor], Tensor], bool]:
     def check(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
         return len(layer.attributes[attribute]) == len(inputs[0].shape) == len(output.shape)
@@ -361,4 +370,7 @@ _SHAPES: dict[str, Callable[[Layer, list[Tensor], Tensor], bool]] = {
     "scatter": _scatter, "cumulative": _unchanged, "topk": _topk, "fourier": _fourier, "regions": _regions,
     "determinant": lambda layer, inputs, output: (len(inputs[0].shape) >= 2 and not differ(*inputs[0].shape[-2:])
                                                   and _same(inputs[0].shape[:-2], output.shape)),
+    "nonzero": lambda layer, inputs, output: inputs[0].dtype == "bool" and len(inputs[0].shape) == len(output.shape) == 1,
+    "order": lambda layer, inputs, output: len(inputs[0].shape) == 2 and _same(inputs[0].shape[:1], output.shape),
+    "suppress": _suppress,
 }

@@ -23,6 +23,7 @@ from sartor.ops import (
     resize,
     sampling,
     scatter,
+    selection,
     sequences,
     signal,
     training,
@@ -51,6 +52,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **sampling.OPERATORS,
     **scatter.OPERATORS,
     **sequences.OPERATORS,
+    **selection.OPERATORS,
     **signal.OPERATORS,
     **training.OPERATORS,
 }

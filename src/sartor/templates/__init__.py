@@ -21,6 +21,7 @@ from sartor.templates.matmul import MATMUL
 from sartor.templates.matvec import MATVEC
 from sartor.templates.movement import Concat, Pad, Slice
 from sartor.templates.normalize import Normalize
+from sartor.templates.places import Nonzero, Order, Suppress
 from sartor.templates.pool import Pool
 from sartor.templates.recurrent import Recurrent
 from sartor.templates.reduce import Reduce
@@ -65,6 +66,9 @@ TEMPLATES: tuple[Template, ...] = (
     Fourier(),
     Determinant(),
     Regions(),
+    Nonzero(),
+    Order(),
+    Suppress(),
 )
 """All templates.  Where nothing was measured, the first one that applies and has a default is taken."""
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
-from sartor.loops.language import I64, Buffer, Builder, Value
+from sartor.loops.language import Buffer, Builder, Value
 from sartor.sizes import ceildiv, maximum, product
 from sartor.templates.base import Config, Implementation, KernelCall, Space
 from sartor.templates.expression_code import widen
+from sartor.templates.heap import Heap, ahead
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
 
@@ -78,55 +79,20 @@ class _Code:
             before = line // self.after
             column = line - before * self.after
             x = self.x.at(before * self.length * self.after + column)
+            heap = Heap(b, self.heap, lambda i, j: self.ahead(x, j, i))
             with b.loop("i", 0, self.length) as i:
                 with b.branch(i < self.count):
-                    self.rise(x, i)
+                    heap.rise(i, i)
                 with b.otherwise(), b.branch(self.ahead(x, i, b.load(self.heap, 0))):
-                    self.sink(x, i, self.count)
+                    heap.sink(i, self.count)
             y = self.y.at(before * self.count * self.after + column)
             with b.loop("taken", 0, self.count) as taken:
                 last = self.count - 1 - taken
                 b.store(y, last * self.after, b.load(self.heap, 0))
-                self.sink(x, b.load(self.heap, last), last)
+                heap.sink(b.load(self.heap, last), last)
 
     def ahead(self, x: Buffer, i: Value, j: Value) -> Value:
         """Whether element i comes before element j."""
-        b = self.b
-        p, q = (widen(b, b.load(x, place * self.after)) for place in (i, j))
-        more, same = (p > q if self.largest else p < q), p.eq(q)
-        if p.type.is_float:
-            above, below = (p, q) if self.largest else (q, p)
-            more = more | (above.ne(above) & below.eq(below))
-            same = same | (p.ne(p) & q.ne(q))
+        p, q = (widen(self.b, self.b.load(x, place * self.after)) for place in (i, j))
+        more, same = ahead(self.b, p, q, self.largest)
         return more | (same & (i < j))
-
-    def rise(self, x: Buffer, i: Value) -> None:
-        """Adds element i to a heap of i elements."""
-        b, at = self.b, self.b.variable("at", i)
-        with b.repeat_while() as test:
-            inside = at.get() > 0
-            parent = b.load(self.heap, b.maximum(at.get() - 1, 0) >> 1)
-            b.proceed(test, inside & self.ahead(x, b.select(inside, parent, i), i))
-            place = at.get()
-            above = (place - 1) >> 1
-            b.store(self.heap, place, b.load(self.heap, above))
-            at.set(above)
-        b.store(self.heap, at.get(), i)
-
-    def sink(self, x: Buffer, i: Value, size: Value) -> None:
-        """Puts element i in the place of the root of a heap of `size` elements."""
-        b = self.b
-        at, following = b.variable("at", b.constant(0, I64)), b.variable("following", b.constant(1, I64))
-        with b.repeat_while() as test:
-            b.proceed(test, following.get() < size)
-            left = following.get()
-            right = b.minimum(left + 1, size - 1)
-            worse = b.select(self.ahead(x, b.load(self.heap, left), b.load(self.heap, right)), right, left)
-            child = b.load(self.heap, worse)
-            with b.branch(self.ahead(x, i, child)):
-                b.store(self.heap, at.get(), child)
-                at.set(worse)
-                following.set(worse * 2 + 1)
-            with b.otherwise():
-                following.set(size)
-        b.store(self.heap, at.get(), i)

@@ -285,10 +285,16 @@ def test_host_layers_keep_symbols():
 
 def test_sizes_that_depend_on_data_get_symbols():
     graph = lowered([node("NonZero", "x", "i"), node("Transpose", "i", "y")], {"x": X})
-    layer = graph.layers[0]
-    (name, output, axis), = layer.attributes["defines"]
-    assert (output, axis) == (0, 1)
+    assert "host" not in kinds(graph)
+    layer = next(layer for layer in graph.layers if layer.kind == "bind")
+    (name, place), = layer.attributes["defines"]
+    assert (place, layer.attributes["rule"], layer.outputs) == (0, "sizes", ())
     assert str(graph.tensors["y"]) == f"i64[{name}, 3]"
+    names = [node("StringSplit", "x", "i c"), node("Identity", "i", "y")]
+    graph = lowered(names, {"x": np.array(["a b", "c"], object)}, opset=20)
+    (name, output, axis), = graph.layers[0].attributes["defines"]
+    assert (graph.layers[0].kind, output, axis) == ("host", 0, 1)
+    assert str(graph.tensors["y"]) == f"string[2, {name}]"
 
 
 def test_operators_are_lowered_by_their_bodies():

@@ -12,12 +12,13 @@ from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of, plain
 from sartor.ops.elementwise import CASTS, Operator
 from sartor.ops.movement import emit_slice
-from sartor.sizes import Dim, Size, ceildiv, maximum, product
+from sartor.sizes import Dim, Size, ceildiv, maximum, minimum, product
 
 
 def emit_gather(context: Context, x: str, indices: str, axis: int, output: str | None) -> str:
     """Emits a gather."""
     tensor = context.tensor(x)
+    context.require_at_least(tensor.shape[axis], minimum(context.tensor(indices).elements, 1))  # nothing can be picked from nothing
     shape = (*tensor.shape[:axis], *context.shape(indices), *tensor.shape[axis + 1:])
     return context.layer("gather", [x, indices], Tensor(tensor.dtype, shape), output=output, axis=axis)
 
@@ -29,6 +30,7 @@ def _gather(context: Context, call: Call) -> None:
     known = context.ints(indices)
     if context.shape(indices) == () and known is not None:  # one place: a view
         place: Dim = known[0] if known[0] >= 0 else shape[axis] + known[0]
+        context.require_at_least(shape[axis], known[0] + 1 if known[0] >= 0 else -known[0])
         part = [1 if i == axis else d for i, d in enumerate(shape)]
         starts = [place if i == axis else 0 for i in range(len(shape))]
         cut = emit_slice(context, x, starts, [1] * len(shape), part)

@@ -442,7 +442,7 @@ class Context:
 
     def require_at_least(self, a: Dim, b: Dim) -> None:
         """Notes the condition a >= b where that cannot be told from the form of the sizes."""
-        if not isinstance(a - b, Size) and a - b < 0:
+        if isinstance(gap := a - b, int) and gap < 0:
             raise ModelError(f"{self.call} needs a dimension of at least {b} where it has {a}")
         if maximum(a, b) != a:
             self.same(maximum(a, b), a, "an axis")

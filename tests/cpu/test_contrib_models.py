@@ -16,7 +16,7 @@ import onnx.helper as oh
 import onnxruntime
 import pytest
 from tests.cpu.exported_networks import NETWORKS, Net, feeds
-from tests.unit.ops_harness import run_runtime
+from tests.unit.ops_harness import make_model, run_runtime
 
 import sartor
 
@@ -158,3 +158,19 @@ def test_a_decoder_with_its_cache():
         for name, want in zip(("y", "nk", "nv"), run_runtime(model, inputs), strict=True):
             np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4)
         past = {"pk": got["nk"], "pv": got["nv"]}
+
+
+def test_a_cache_whose_length_is_an_input():
+    """As of some exporters, whose graphs do not take it from a shape: it becomes known when the model runs."""
+    random = np.random.default_rng(4)
+    inputs = {"x": random.standard_normal((2, 1, 128)).astype(np.float32), "n": np.array([4, 5], np.int32), "t": np.array([6], np.int32)}
+    inputs |= {name: random.standard_normal((2, 2, 5, 16)).astype(np.float32) for name in ("pk", "pv")}
+    node = oh.make_node("GroupQueryAttention", ["x", "", "", "pk", "pv", "n", "t"], ["y", "nk", "nv"], domain="com.microsoft",
+                        num_heads=4, kv_num_heads=2)
+    model = make_model([node], inputs, ["y", "nk", "nv"])
+    model.opset_import.append(oh.make_opsetid("com.microsoft", 1))
+    program = sartor.compile(model, threads=1)
+    assert not program.fallbacks
+    got, want = sartor.Session(program).run(inputs), run_runtime(model, inputs)
+    np.testing.assert_allclose(got["y"], want[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(got["nk"][1], want[1][1])

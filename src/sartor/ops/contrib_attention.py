@@ -263,7 +263,7 @@ def _group_query(context: Context, call: Call) -> None:
     batch, queries = context.shape(q)[:2]
     ends = context.elementwise([as_i64(context, context.reshape(call.inputs[5], (batch,)))],
                                lambda e, n: e("add", n, e.constant(1, "i64")), (batch,), suffix="ends")
-    total = context.require_dims(call.inputs[6])[0]
+    total = context.known_sizes(call.inputs[6])[0]
     before = _before(context, ends, queries, total)
     if call.input(14):
         q, k = _normed(context, call, q, 14, "q_norm_epsilon"), _normed(context, call, k, 15, "k_norm_epsilon")

@@ -24,13 +24,15 @@ import numpy as np
 from sartor.compiling.kernels import KernelCompiler, executor_unit, kernel_unit
 from sartor.compiling.reuse import Builder
 from sartor.compiling.steps import StepBuilder, is_copy, layer_problem
-from sartor.compiling.weights import aligned_bytes
+from sartor.compiling.weights import WeightsBuilder, aligned_bytes
 from sartor.devices.device import Device
 from sartor.devices.probe import device_for as _device_for
 from sartor.devices.probe import host_device
 from sartor.errors import OptionError, UnsupportedError
+from sartor.fitting.plan import Blueprint, Part
 from sartor.fitting.storage import Traits, plan_storage
-from sartor.graph.layer import Graph, Layer, Problem, Tensor
+from sartor.graph.layer import BODIES, OPAQUE, Graph, Layer, Problem, Tensor
+from sartor.loops.language import Kernel
 from sartor.loops.objects import link
 from sartor.runtime.program import LayerInfo, Program, Tail
 from sartor.runtime.threads import MAX_THREADS, available_threads
@@ -233,25 +235,11 @@ def compile_graph(
         As for `compile`.
     """
     note = observe or _ignore
-    chosen = _Choices(graph, device, dict(choices or {}))
-    storage = plan_storage(graph, chosen.traits)
-    note("choose", chosen.found)
-    note("store", storage)
-    steps, builder = StepBuilder(graph, storage), Builder(device)
-    infos: list[LayerInfo] = []
-    symbols: list[str] = []
     with KernelCompiler(device.target) as compiler:
         compiler.add(executor_unit(device.target))
-        for number, (layer, stage) in enumerate(zip(storage.layers, storage.stages, strict=True)):
-            problem = layer_problem(layer, storage.tensors, graph.constants)
-            choice = chosen.choice(layer, problem)
-            steps.add_layer(number, problem, stage, builder.build(problem, *choice) if choice else None)
-            for kernel in steps.kernels[len(symbols) :]:
-                symbols.append(compiler.add(kernel_unit(kernel, device.target)))
-            infos.append(_info(problem, choice, layer.name in tuned))
-            if progress:
-                progress("build", number + 1, len(storage.layers))
-        note("build", steps.kernels)
+        assembly = _Assembly(device, compiler, dict(choices or {}), tuned, progress)
+        blueprint = assembly.add(graph, note)
+        note("build", assembly.kernels)
         note("units", compiler.units)
         objects = compiler.finish(progress and partial(progress, "compile"))
     image = link(objects)
@@ -264,30 +252,73 @@ def compile_graph(
         precision=precision,
         inputs={name: graph.tensors[name] for name in graph.inputs},
         outputs={name: graph.tensors[name] for name in graph.outputs},
-        layers=tuple(infos),
+        layers=tuple(assembly.infos),
         versions=_versions(),
-        blueprint=steps.finish(),
-        kernels=tuple(symbols),
+        blueprint=blueprint,
+        kernels=tuple(assembly.symbols),
         symbols=image.symbols,
-        weights=steps.weights.finish(),
+        weights=assembly.weights.finish(),
         image=image.code,
+        parts=tuple(part for part in assembly.parts if part is not None),
     )
+
+
+class _Assembly:
+    """A program in the making: its graph and the bodies in it share kernels, weights and the list of layers."""
+
+    def __init__(
+        self, device: Device, compiler: KernelCompiler, given: Mapping[str, Choice], tuned: AbstractSet[str], progress: Progress | None
+    ) -> None:
+        self.device, self.compiler, self.given, self.tuned, self.progress = device, compiler, given, tuned, progress
+        self.builder = Builder(device)
+        self.weights = WeightsBuilder()
+        self.kernels: list[Kernel] = []
+        self.symbols: list[str] = []
+        self.infos: list[LayerInfo] = []
+        self.parts: list[Part | None] = []
+
+    def add(self, graph: Graph, note: Observer, within: str = "") -> Blueprint:
+        """The blueprint of a graph; `within` is put before the names of the layers of a body."""
+        chosen = _Choices(graph, self.device, self.given, within)
+        storage = plan_storage(graph, chosen.traits)
+        note("choose", chosen.found)
+        note("store", storage)
+        steps = StepBuilder(graph, storage, self.weights, self.kernels)
+        for place, (layer, stage) in enumerate(zip(storage.layers, storage.stages, strict=True)):
+            problem = layer_problem(layer, storage.tensors, graph.constants)
+            choice, number, name = chosen.choice(layer, problem), len(self.infos), within + layer.name
+            self.infos.append(_info(problem, name, choice, name in self.tuned))
+            parts = [self._part(body, f"{name}/{which}/") for body, which in zip(layer.bodies, BODIES.get(layer.kind, ()), strict=True)]
+            steps.add_layer(number, problem, stage, self.builder.build(problem, *choice) if choice else None, parts)
+            for kernel in self.kernels[len(self.symbols) :]:
+                self.symbols.append(self.compiler.add(kernel_unit(kernel, self.device.target)))
+            if self.progress and not within:
+                self.progress("build", place + 1, len(storage.layers))
+        return steps.finish(body=bool(within))
+
+    def _part(self, body: Graph, within: str) -> int:
+        number = len(self.parts)
+        self.parts.append(None)
+        sides = [{name: body.tensors[name] for name in names} for names in (body.inputs, body.outputs)]
+        self.parts[number] = Part(sides[0], sides[1], self.add(body, _ignore, within))
+        return number
 
 
 @dataclass
 class _Choices:
-    """The choice made for each layer, made when first asked for."""
+    """The choice made for each layer, made when first asked for; `within` comes before names in `given`."""
 
     graph: Graph
     device: Device
-    given: dict[str, Choice]
+    given: Mapping[str, Choice]
+    within: str = ""
     found: dict[str, Choice | None] = field(default_factory=dict)
 
     def choice(self, layer: Layer, problem: Problem) -> Choice | None:
-        """Template and configuration; None for a step on the host."""
+        """Template and configuration; None for a step on the host and for one that runs bodies."""
         if layer.name not in self.found:
-            chosen = None if layer.kind in ("bind", "host") else choose(problem, self.device)
-            self.found[layer.name] = self.given.get(layer.name, chosen)
+            chosen = None if layer.kind in OPAQUE else choose(problem, self.device)
+            self.found[layer.name] = self.given.get(self.within + layer.name, chosen)
         return self.found[layer.name]
 
     def traits(self, layer: Layer, tensors: Mapping[str, Tensor]) -> Traits:
@@ -302,12 +333,12 @@ class _Choices:
         )
 
 
-def _info(problem: Problem, choice: Choice | None, tuned: bool) -> LayerInfo:
+def _info(problem: Problem, name: str, choice: Choice | None, tuned: bool) -> LayerInfo:
     layer = problem.layer
     reads, made = ([f"{v} {problem.tensors[v]}" for v in side if v] for side in ((*layer.inputs, *layer.extra), layer.outputs))
     plain = layer.expression is None or layer.expression.is_identity
     return LayerInfo(
-        layer.name,
+        name,
         layer.kind,
         tuple(reads),
         tuple(made),
@@ -322,7 +353,9 @@ def _info(problem: Problem, choice: Choice | None, tuned: bool) -> LayerInfo:
 
 
 def _operator(layer: Layer) -> str:
-    """The name of what a host step computes."""
+    """The name of what a host step computes; "" for a layer that runs bodies."""
+    if layer.kind in BODIES:
+        return ""
     if layer.kind != "host":
         return layer.kind
     import onnx

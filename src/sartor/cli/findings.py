@@ -179,6 +179,10 @@ def _hosts(graph: Any) -> list[Finding]:
         types = ", ".join(str(graph.tensors[v]) for v in layer.reads) or "nothing"
         if layer.kind == "bind":  # nothing to compute
             continue
+        if layer.bodies:
+            for body in layer.bodies:
+                found += [f for f in _fallbacks(body) if f not in found]
+            continue
         if layer.kind == "host":
             operator = onnx.NodeProto.FromString(layer.attributes["node"]).op_type
             found.append(Finding("host", where, f"{operator} of {types} has no native code and runs on the host"))

@@ -15,6 +15,7 @@ from sartor.fitting.plan import (
     ARENA,
     BIND,
     CONSTANT,
+    CONTROL,
     HOST,
     INPUT,
     NATIVE,
@@ -25,6 +26,7 @@ from sartor.fitting.plan import (
     BindStep,
     Blueprint,
     Buffer,
+    ControlStep,
     HostStep,
     Item,
     Slots,
@@ -34,7 +36,7 @@ from sartor.fitting.plan import (
 )
 from sartor.fitting.storage import Storage
 from sartor.graph.data import problem_to_data
-from sartor.graph.layer import Graph, Layer, Problem
+from sartor.graph.layer import BODIES, Graph, Layer, Problem
 from sartor.loops.language import Kernel
 from sartor.sizes import Dim
 from sartor.templates.base import (
@@ -97,6 +99,7 @@ class StepBuilder:
         self.steps: list[Step] = []
         self.hosts: list[HostStep] = []
         self.binds: list[BindStep] = []
+        self.controls: list[ControlStep] = []
         last = max((*self.storage.stages, *(self.storage.known[v] for v in self.storage.outputs)), default=0)
         self.stages: list[list[Item]] = [[] for _ in range(last + 1)]
         self.tables: dict[Table, int] = {}
@@ -108,13 +111,16 @@ class StepBuilder:
 
     # --- layers ---
 
-    def add_layer(self, number: int, problem: Problem, stage: int, built: Built | None) -> None:
-        """The steps of one layer: those of its implementation, one on the host, or one that makes sizes known."""
+    def add_layer(self, number: int, problem: Problem, stage: int, built: Built | None, parts: Sequence[int] = ()) -> None:
+        """The steps of one layer: those of its implementation, one on the host, one that makes sizes known, or one that runs `parts`."""
         items = self.stages[stage]
         first = len(items)
         if problem.layer.kind == "bind":
             items.append(Item(BIND, len(self.binds)))
             self.binds.append(self._bind_step(number, problem.layer))
+        elif parts:
+            items.append(Item(CONTROL, len(self.controls)))
+            self.controls.append(self._control_step(number, problem, parts))
         elif built is None:
             items.append(Item(HOST, len(self.hosts)))
             self.hosts.append(self._host_step(number, problem))
@@ -140,6 +146,15 @@ class StepBuilder:
         a = layer.attributes
         return BindStep(number, tuple(map(self.value, layer.inputs)), a["rule"], tuple(map(self.formula, a["dims"])),
                         dict(a["options"]), tuple(symbols))  # fmt: skip
+
+    def _control_step(self, number: int, problem: Problem, parts: Sequence[int]) -> ControlStep:
+        layer = problem.layer
+        attributes = {k: v for k, v in layer.attributes.items() if k not in (*BODIES[layer.kind], "defines", "test")}
+        if "test" in layer.attributes:
+            attributes["test"] = self.formula(layer.attributes["test"][0])
+        inputs, outputs = (tuple(self.value(v) if v else -1 for v in side) for side in (layer.inputs, layer.outputs))
+        defines = tuple(map(tuple, layer.attributes.get("defines", ())))
+        return ControlStep(number, layer.kind, inputs, outputs, tuple(parts), attributes, defines)
 
     def _workspaces(self, implementation: Implementation, stage: int, first: int) -> list[int]:
         """Buffers for the workspaces, alive from the first call that uses them to the last."""
@@ -245,8 +260,8 @@ class StepBuilder:
 
     # --- the whole ---
 
-    def finish(self) -> Blueprint:
-        """The blueprint of all layers added."""
+    def finish(self, body: bool = False) -> Blueprint:
+        """The blueprint of all layers added, for a body or a whole program."""
         inputs = tuple(map(self.value, self.graph.inputs))
         outputs = tuple(map(self.value, self.storage.outputs))
         buffers = tuple(
@@ -254,8 +269,10 @@ class StepBuilder:
             for life in self._lives
         )
         conditions = tuple((self.formula(a), self.formula(b)) for a, b in self.graph.conditions)
+        formulas = self.formula.finish()
+        made = {entry[0] for layer in self.storage.layers for entry in layer.attributes.get("defines", ())}
         return Blueprint(
-            self.formula.finish(),
+            formulas,
             tuple(self.values),
             inputs,
             outputs,
@@ -265,10 +282,12 @@ class StepBuilder:
             tuple(self.steps),
             tuple(self.hosts),
             tuple(self.binds),
+            tuple(self.controls),
             tuple(map(tuple, self.stages)),
             Slots(*map(tuple, self.slots)),
             tuple(self.tables),
             conditions,
+            tuple(s for s in formulas.symbols if s not in made) if body else (),
         )
 
 

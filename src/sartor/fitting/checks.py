@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,18 @@ from numpy.typing import NDArray
 from sartor.errors import ProgramError
 from sartor.fitting.formulas import CONSTANT as CONSTANT_FORMULA
 from sartor.fitting.formulas import MAXIMUM, SYMBOL
-from sartor.fitting.plan import ARENA, CONSTANT, INPUT, OUTPUT, SIZE, TABLE, ZEROS, Blueprint
+from sartor.fitting.plan import ARENA, CONSTANT, INPUT, OUTPUT, SIZE, TABLE, ZEROS, Blueprint, ControlStep
+from sartor.graph.tensor import Tensor
 from sartor.types import BYTES
 
 _MOST_DIMENSIONS = 64  # what NumPy's arrays may have
 
 
-def check_blueprint(blueprint: Blueprint, kernels: int, layers: int, weights: int) -> None:
+Parts: TypeAlias = Sequence[tuple[Sequence[Tensor], int]]
+"""The types of inputs of each body, and how many outputs it has."""
+
+
+def check_blueprint(blueprint: Blueprint, kernels: int, layers: int, weights: int, parts: Parts = (), own: int = 0) -> None:
     """Raises `ProgramError` where the blueprint refers to what is not there.
 
     Parameters
@@ -30,6 +35,8 @@ def check_blueprint(blueprint: Blueprint, kernels: int, layers: int, weights: in
         As read.
     kernels, layers, weights
         How many kernels and layers the program has, and how many bytes of weights.
+    parts, own
+        The bodies, and the number of the first one that this plan may run: it comes after the body that it is the plan of.
     """
     formulas = _check_formulas(blueprint)
     _check_values(blueprint, formulas, weights)
@@ -52,6 +59,11 @@ def check_blueprint(blueprint: Blueprint, kernels: int, layers: int, weights: in
     _within("tables", tables[0], len(blueprint.values))
     _within("tables", tables[1:], formulas)
     _check_steps(blueprint, formulas, kernels, layers)
+    for step in blueprint.controls:
+        _within("control steps", _column([step.layer]), layers)
+        _within("control steps", _column((*step.inputs, *step.outputs)) + 1, len(blueprint.values) + 1)
+        _within("control steps", _column(step.parts), len(parts))
+        _check_control(step, parts, own, formulas)
     _within("conditions", _columns(blueprint.conditions, 2), formulas)
 
 
@@ -131,11 +143,38 @@ def _check_steps(blueprint: Blueprint, formulas: int, kernels: int, layers: int)
         _within("bind steps", _column(bind.dims), formulas)
         if not isinstance(bind.options, dict) or not all(isinstance(text, str) for text in (bind.rule, *bind.symbols)):
             raise ProgramError("a bind step has no rule")
-    counts = np.array([len(blueprint.steps), len(blueprint.hosts), len(blueprint.binds)], np.int64)
+    counts = np.array([len(steps) for steps in (blueprint.steps, blueprint.hosts, blueprint.binds, blueprint.controls)], np.int64)
     for items in blueprint.stages:
         kind, number = _columns(items, 2)
         _within("stages", kind, len(counts))
         _within("stages", number, counts[kind])
+
+
+def _check_control(step: ControlStep, parts: Parts, own: int, formulas: int) -> None:
+    """Raises `ProgramError` where a control step and its bodies do not fit each other."""
+    a, kind = step.attributes, step.kind
+    numbers = {"if": (), "loop": ("carried",), "scan": ("states", "scanned")}.get(kind)
+    if numbers is None or len(step.parts) != (2 if kind == "if" else 1) or not isinstance(a, dict):
+        raise ProgramError("a control step is of no kind")
+    if any(type(a.get(name)) is not int or a[name] < 0 for name in numbers) or any(part < own for part in step.parts):
+        raise ProgramError("a control step runs what is not there")
+    before = 2 if kind == "loop" else 1  # inputs of the step alone
+    given = len(step.inputs) - before + (2 if kind == "loop" else 0)
+    if any(v < 0 for v in (*step.inputs[before:], *step.outputs)) or sum(a[name] for name in numbers) > len(step.inputs) - before:
+        raise ProgramError("a control step lacks an input or output")
+    if any((len(inputs), outputs) != (given, len(step.outputs) + (kind == "loop")) for inputs, outputs in (parts[p] for p in step.parts)):
+        raise ProgramError("a control step has bodies of other inputs and outputs")
+    if kind == "if" and step.inputs[0] < 0:
+        _within("control steps", _column([a.get("test", -1)]), formulas)
+    if kind == "loop" and (type(a.get("while")) is not bool or a["carried"] > len(step.outputs)):
+        raise ProgramError("a loop carries what it does not make")
+    if kind == "scan":
+        flags = [a.get("reverse"), a.get("reverse_outputs")]
+        if a["scanned"] < 1 or [len(f) if isinstance(f, list | tuple) else -1 for f in flags] != [a["scanned"], len(step.outputs) - a["states"]]:
+            raise ProgramError("a scan has no directions")
+    for symbol, output, axis in step.defines:
+        if not isinstance(symbol, str) or not 0 <= output < len(step.outputs) or not 0 <= axis < _MOST_DIMENSIONS:
+            raise ProgramError("a control step defines a size of nothing")
 
 
 def _columns(rows: Iterable[Sequence[Any]], count: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 from sartor.fitting.formulas import Formulas
+from sartor.graph.tensor import Tensor
 
 # Kinds of roots, and of argument slots.
 ARENA, INPUT, OUTPUT, CONSTANT, SIZE, TABLE, ZEROS = range(7)
@@ -84,6 +85,22 @@ class HostStep(NamedTuple):
     defines: tuple[tuple[str, int, int], ...] = ()
 
 
+class ControlStep(NamedTuple):
+    """A layer that runs other plans: an `if`, `loop` or `scan`; see `sartor.graph.control`.
+
+    Inputs and outputs are values (-1: absent), `parts` the plans of its bodies by number in the program.  `attributes` are the layer's
+    that are no graphs; the `test` of an `if` is a formula.
+    """
+
+    layer: int
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parts: tuple[int, ...]
+    attributes: Mapping[str, Any]
+    defines: tuple[tuple[str, int, int], ...] = ()
+
+
 class BindStep(NamedTuple):
     """Small vectors to read, and the rule (of `sartor.graph.rules`) that makes them sizes, with the sizes and options it needs.
 
@@ -98,11 +115,11 @@ class BindStep(NamedTuple):
     symbols: tuple[str, ...]
 
 
-NATIVE, HOST, BIND = range(3)
+NATIVE, HOST, BIND, CONTROL = range(4)
 
 
 class Item(NamedTuple):
-    """One entry of a stage's list: a step by its kind (NATIVE, HOST, BIND) and its number."""
+    """One entry of a stage's list: a step by its kind (NATIVE, HOST, BIND, CONTROL) and its number."""
 
     kind: int
     number: int
@@ -122,10 +139,10 @@ class Slots(NamedTuple):
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A whole program's plan with formulas for sizes.
+    """A whole program's plan with formulas for sizes, or that of a body.
 
     `inputs` and `outputs` name values; `output_stages` says in which stage each output's size is known; `conditions` are pairs of
-    formulas that must be equal.
+    formulas that must be equal; `given` are the symbols of a body that the plan around it may know.
     """
 
     formulas: Formulas
@@ -138,10 +155,12 @@ class Blueprint:
     steps: tuple[Step, ...]
     hosts: tuple[HostStep, ...]
     binds: tuple[BindStep, ...]
+    controls: tuple[ControlStep, ...]
     stages: tuple[tuple[Item, ...], ...]
     slots: Slots
     tables: tuple[Table, ...]
     conditions: tuple[tuple[int, int], ...] = ()
+    given: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """As JSON."""
@@ -167,10 +186,15 @@ class Blueprint:
             binds=tuple(
                 BindStep(layer, tuple(i), rule, tuple(d), options, tuple(s)) for layer, i, rule, d, options, s in data.get("binds", ())
             ),
+            controls=tuple(
+                ControlStep(layer, kind, tuple(i), tuple(o), tuple(parts), attributes, tuple((s, a, b) for s, a, b in defines))
+                for layer, kind, i, o, parts, attributes, defines in data.get("controls", ())
+            ),
             stages=tuple(_rows(Item, stage) for stage in data["stages"]),
             slots=Slots(*map(tuple, data["slots"])),
             tables=_rows(Table, data["tables"]),
             conditions=tuple((a, b) for a, b in data["conditions"]),
+            given=tuple(data.get("given", ())),
         )
 
 
@@ -181,9 +205,18 @@ def _rows(kind: type[_Row], data: Sequence[Sequence[Any]]) -> tuple[_Row, ...]:
     return tuple(kind(*row) for row in data)
 
 
+@dataclass(frozen=True)
+class Part:
+    """The plan of a body, with the types of what it reads and makes."""
+
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+    blueprint: Blueprint
+
+
 def _plain(item: Any) -> Any:
     """Rows as lists of their fields."""
-    if isinstance(item, (Value, Buffer, Table, Step, HostStep, BindStep, Item, Slots)):
+    if isinstance(item, (Value, Buffer, Table, Step, HostStep, BindStep, ControlStep, Item, Slots)):
         return list(item)
     return [_plain(x) for x in item] if isinstance(item, tuple) else item
 
@@ -199,7 +232,7 @@ class Task(NamedTuple):
     layer
         Name of the layer.
     kind
-        `compute` or `copy`.
+        `compute`, `copy`, or `control` for a layer that runs other plans.
     working_set
         Bytes the task touches: inputs, outputs, weights, workspaces, and one thread's scratch.
     multiply_adds

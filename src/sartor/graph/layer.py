@@ -66,10 +66,21 @@ iota            -                            (none); the i64 vector 0, 1, 2, ...
 bind            small vectors                rule, dims (Dims), options, defines ((symbol, place)...): makes sizes known that depend on
                                              data.  The rule, one of `sartor.graph.rules`, is given the inputs' contents and the dims and
                                              gives a size for each symbol.  No output and nothing to compute: a stage of the plan ends here
+if              condition or "", captured... then, else: Graphs whose inputs are the captured values; test (one Dim, not 0 = then) where the
+                                             condition is "": it depends on sizes alone; defines (as of host)
+loop            trip or "", condition or "", body: a Graph from (iteration i64, condition bool, carried..., captured...) to (condition,
+                carried..., captured...      carried..., one element of each stack...); carried (how many); while (whether the body's
+                                             condition may end it); defines.  Result: carried..., stacks of a first dimension more
+scan            count or "", states...,      body: a Graph from (states..., elements..., captured...) to (states..., elements...); states,
+                scanned..., captured...      scanned (how many); reverse (a bool for each scanned input), reverse_outputs (for each stack);
+                                             defines.  Elements lie along the first dimension; after `count` of them stacks are 0
 host            any                          node (serialized NodeProto), domains ({domain: opset version}), captures (names by which the
                                              node's subgraphs know the inputs that follow the node's own), defines (list of
                                              (symbol, output index, dim index): sizes known only once it has run);
                                              run by onnx's reference
+
+A control layer (if, loop, scan) has bodies: graphs of their own, told apart by the layer and the attribute's name.  What a body takes
+from outside is one of its inputs, or a constant of its own; the symbols of the graph around it mean the same in it.
 
 Every graph output is made by a layer, or is a graph input of the same name.  `conditions` lists pairs of Dims that the model needs to be
 equal and whose equality does not follow from their form (a skip connection around a halving and a doubling): binding checks
@@ -89,11 +100,17 @@ from sartor.graph.expression import Expression
 from sartor.graph.tensor import Tensor
 from sartor.sizes import Dim, Size, symbols
 
-__all__ = ["KINDS", "Graph", "Layer", "Problem", "Tensor"]
+__all__ = ["BODIES", "KINDS", "OPAQUE", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "recurrent",
          "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "fourier",
-         "determinant", "regions", "nonzero", "order", "suppress", "bind", "host")
+         "determinant", "regions", "nonzero", "order", "suppress", "bind", "if", "loop", "scan", "host")
+
+BODIES: Mapping[str, tuple[str, ...]] = {"if": ("then", "else"), "loop": ("body",), "scan": ("body",)}
+"""The attributes of control layers that are graphs."""
+
+OPAQUE = ("bind", "host", *BODIES)
+"""Kinds that passes leave as they are: what they compute is not for passes to know."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,11 @@ class Layer:
     extra: tuple[str, ...] = ()
     source: tuple[str, ...] = ()  # names of the model's nodes it came from
 
+    @property
+    def bodies(self) -> tuple[Graph, ...]:
+        """The graphs of a control layer, in order."""
+        return tuple(self.attributes[name] for name in BODIES.get(self.kind, ()))
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """All values read, without absent ones."""
@@ -120,7 +142,11 @@ def layer_symbols(tensors: Mapping[str, Tensor], layer: Layer) -> set[str]:
     dims: list[Any] = [d for value in (*layer.reads, *filter(None, layer.outputs)) for d in tensors[value].shape]
     for attribute in layer.attributes.values():
         dims += attribute if isinstance(attribute, tuple | list) else ()
-    return {name for dim in dims if isinstance(dim, Size) for name in symbols(dim)}
+    found = {name for dim in dims if isinstance(dim, Size) for name in symbols(dim)}
+    for body in layer.bodies:
+        found |= {name for pair in body.conditions for dim in pair for name in symbols(dim)}
+        found = found.union(*(layer_symbols(body.tensors, inner) for inner in body.layers))
+    return found
 
 
 @dataclass

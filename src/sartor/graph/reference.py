@@ -6,14 +6,16 @@ float64, so that a difference from the reference is the candidate's own rounding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from sartor.errors import FeedError, GraphError, SartorError
-from sartor.graph.layer import Graph, Layer, Problem
+from sartor.graph.control import run_layer
+from sartor.graph.layer import BODIES, Graph, Layer, Problem
 from sartor.graph.reference_numeric import determinant, fourier, regions
 from sartor.graph.reference_recurrent import recurrent
 from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
@@ -233,6 +235,34 @@ def _host(layer: Layer, inputs: list[Array | None]) -> list[Array]:
     return [np.asarray(y) for y in ReferenceEvaluator(model).run(None, feeds)]
 
 
+def _control(problem: Problem, read: Callable[[str], Array], sizes: Mapping[str, int], wide: bool) -> dict[str, Array]:
+    """Runs the bodies of a control layer."""
+    layer = problem.layer
+    inputs = [np.asarray(read(n)) if n else None for n in layer.inputs]
+    known = defaultdict(int, sizes)
+    tensors = [problem.tensors[n] for n in layer.outputs]
+    forms = [(tuple(evaluate(d, known) for d in t.shape), _dtype(t.dtype, wide)) for t in tensors]
+
+    def called(body: Graph) -> Callable[[Sequence[Array], Sequence[Array | None]], list[Array]]:
+        def call(arrays: Sequence[Array], out: Sequence[Array | None]) -> list[Array]:
+            made = evaluate_graph(body, dict(zip(body.inputs, arrays, strict=True)), wide, sizes)
+            return [made[name] for name in body.outputs]
+
+        return call
+
+    scalars: Any = ((), ())
+    if layer.kind == "loop":
+        body = layer.bodies[0]
+        scalars = tuple((1,) * len(body.tensors[name].shape) for name in body.inputs[:2])
+    results = run_layer(layer.kind, layer.attributes, inputs, [called(b) for b in layer.bodies], forms, [None] * len(forms),
+                        lambda: evaluate(layer.attributes["test"][0], sizes), scalars)
+    return dict(zip(layer.outputs, results, strict=True))
+
+
+def _dtype(name: str, wide: bool) -> Any:
+    return np.dtype(np.float64) if wide and name in FLOATS else to_numpy(name)
+
+
 # --- layers and graphs -------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +298,8 @@ def evaluate_layer(problem: Problem, inputs: Mapping[str, Array], sizes: Mapping
             named = [n for n in layer.outputs if n]
             return {n: _operand(y, tensors[n].dtype, True) if wide else y.astype(to_numpy(tensors[n].dtype), copy=False)
                     for n, y in zip(named, _host(layer, narrow), strict=True)}
+        if layer.kind in BODIES:
+            return _control(problem, read, sizes, wide)
         output = tensors[layer.outputs[0]]
         shape = tuple(evaluate(d, sizes) for d in output.shape)
         operands = [_operand(read(n), tensors[n].dtype, wide) for n in layer.inputs if n]
@@ -283,7 +315,7 @@ def evaluate_layer(problem: Problem, inputs: Mapping[str, Array], sizes: Mapping
             raw = np.broadcast_to(raw, shape)
         except ValueError:
             raise GraphError(f"layer {layer.name} ({layer.kind}) computes the shape {raw.shape}, not {shape} as its output says") from None
-        dtype = np.dtype(np.float64) if wide and output.dtype in FLOATS else to_numpy(output.dtype)
+        dtype = _dtype(output.dtype, wide)
         return {layer.outputs[0]: np.ascontiguousarray(raw.astype(dtype, copy=False)).reshape(shape)}
 
 
@@ -312,9 +344,11 @@ def bind_sizes(shape: tuple[Dim, ...], actual: tuple[int, ...], sizes: dict[str,
             raise FeedError(f"{name} has the shape {actual}; expected {tuple(map(str, shape))}")
 
 
-def evaluate_graph(graph: Graph, feeds: Mapping[str, Array], wide: bool = False) -> dict[str, Array]:
-    """The graph's outputs for the given inputs, layer by layer; symbols are bound from the shapes met on the way."""
-    sizes: dict[str, int] = {}
+def evaluate_graph(
+    graph: Graph, feeds: Mapping[str, Array], wide: bool = False, known: Mapping[str, int] | None = None
+) -> dict[str, Array]:
+    """The graph's outputs for the given inputs, layer by layer; symbols that are not `known` are bound from the shapes met on the way."""
+    sizes: dict[str, int] = dict(known or {})
     values: dict[str, Array] = {}
     for name in graph.inputs:
         if name not in feeds:

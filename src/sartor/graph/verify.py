@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from sartor.errors import GraphError
 from sartor.graph.expression import BINARY, UNARY, Expression
-from sartor.graph.layer import KINDS, Graph, Layer, Tensor, layer_symbols
+from sartor.graph.layer import BODIES, KINDS, OPAQUE, Graph, Layer, Tensor, layer_symbols
 from sartor.graph.reference_recurrent import GATES
 from sartor.graph.rules import RULES
 from sartor.sizes import Dim, Size, floordiv, product
@@ -17,8 +17,7 @@ from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
 PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "fourier", "determinant", "nonzero", "order",
-         "suppress", "bind",
-         "host")  # all kinds that carry no expression
+         "suppress", *OPAQUE)  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
            "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
@@ -34,7 +33,9 @@ _ATTRIBUTES = {
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
     "fourier": ("inverse", "half"), "regions": ("mode", "scale", "offset", "sampling"),
     "suppress": ("center",),
-    "bind": ("rule", "dims", "defines"), "host": ("node", "domains"),
+    "bind": ("rule", "dims", "defines"),
+    "if": ("then", "else"), "loop": ("body", "carried", "while"),
+    "scan": ("body", "states", "scanned", "reverse", "reverse_outputs"), "host": ("node", "domains"),
 }
 
 
@@ -125,7 +126,7 @@ def _check_layer(graph: Graph, layer: Layer) -> None:
     if layer.kind == "bind":
         _check_bind(graph, layer, where)
         return
-    if layer.kind != "host":
+    if layer.kind not in OPAQUE:
         if len(layer.outputs) != 1 or not layer.outputs[0]:
             raise GraphError(f"{where} has {len(layer.outputs)} outputs; expected one")
         if (count := _INPUTS.get(layer.kind)) is not None and len(layer.inputs) != count:
@@ -136,7 +137,8 @@ def _check_layer(graph: Graph, layer: Layer) -> None:
         raise GraphError(f"{where} carries an expression, which kinds that only move elements cannot")
     if layer.extra and layer.expression is None:
         raise GraphError(f"{where} has extra operands but no expression")
-    if layer.kind == "host":
+    if layer.kind in OPAQUE:
+        _check_bodies(graph, layer, where)
         return
     inputs = [graph.tensors[n] for n in layer.inputs if n]
     output = graph.tensors[layer.outputs[0]]
@@ -166,6 +168,21 @@ def _check_order(graph: Graph) -> None:
                 raise GraphError(f"layer {layer.name} uses the size {name}, which the layer {waiting[name]} after it makes known")
         for name in own:
             del waiting[name]
+
+
+def _check_bodies(graph: Graph, layer: Layer, where: str) -> None:
+    """Checks the bodies of a control layer, and that they take and make as many values as the layer and of its types."""
+    for name, body in zip(BODIES.get(layer.kind, ()), layer.bodies, strict=True):
+        verify(body)
+        before = {"if": 1, "scan": 1, "loop": 0}[layer.kind]  # inputs that the body does not see; a loop's first two it has its own of
+        if len(body.inputs) != len(layer.inputs) - before:
+            raise GraphError(f"{where} gives its {name} {len(layer.inputs) - before} values; the {name} takes {len(body.inputs)}")
+        results = body.outputs[1 if layer.kind == "loop" else 0:]
+        if len(results) != len(layer.outputs):
+            raise GraphError(f"{where} has {len(layer.outputs)} outputs; its {name} makes {len(results)}")
+        for made, output in zip(results, layer.outputs, strict=True):
+            if output and body.tensors[made].dtype != graph.tensors[output].dtype:
+                raise GraphError(f"{where} has the output {output} of type {graph.tensors[output]}; its {name} makes {body.tensors[made]}")
 
 
 def _check_types(graph: Graph, layer: Layer, inputs: list[Tensor], output: Tensor, where: str) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from sartor.ops.assume import less, not_equal
 from sartor.ops.context import CONTENT_LIMIT, FLOATS, Array, Call, Context, Ratio, axis_of
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
 TERMS_LIMIT, TEXT_LIMIT = 64, 4000
 """Sums and characters of text that a formula may have."""
+FEW_CONDITIONS = 8  # up to which conditions on sizes are followed as formulas
 
 
 class UndecidedError(Exception):
@@ -178,38 +180,46 @@ def _pick(of: Callable[[Dim, Dim], Dim]) -> Callable[[Any, Any], Any]:
     return pick
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if a == b:
-        return True
-    return not _not_equal(a, b)
+def _equal(a: Any, b: Any) -> Any:
+    return True if a == b else _not(_not_equal(a, b))
 
 
-def _not_equal(a: Any, b: Any) -> bool:
+def _not_equal(a: Any, b: Any) -> Any:
     (an, ad), (bn, bd) = _parts(a), _parts(b)
     difference = an * bd - bn * ad
-    if isinstance(difference, int):
-        return difference != 0
     if at_least(difference, 1) or at_least(difference * -1, 1):
         return True
-    raise UndecidedError
+    return _truth(not_equal(difference, 0))
 
 
-def _less(a: Any, b: Any) -> bool:
+def _less(a: Any, b: Any) -> Any:
     (an, ad), (bn, bd) = _parts(a), _parts(b)
-    difference = bn * ad - an * bd
-    if at_least(difference, 1):
-        return True
-    if at_least(difference * -1, 0):
-        return False
-    raise UndecidedError
+    return _truth(less(an * bd, bn * ad))
 
 
-_PREDICATES: dict[str, Callable[[Any, Any], bool]] = {
+def _truth(x: Any) -> Any:
+    """A condition as a bool where it is decided, else as a formula of value 0 or 1."""
+    return x if isinstance(x, Size) else bool(x)
+
+
+def _not(a: Any) -> Any:
+    return _truth(1 - a)
+
+
+def _both(a: Any, b: Any) -> Any:
+    return _truth(minimum(a + 0, b + 0))
+
+
+def _either(a: Any, b: Any) -> Any:
+    return _truth(maximum(a + 0, b + 0))
+
+
+_PREDICATES: dict[str, Callable[[Any, Any], Any]] = {
     "Equal": _equal,
     "Less": _less,
     "Greater": lambda a, b: _less(b, a),
-    "LessOrEqual": lambda a, b: not _less(b, a),
-    "GreaterOrEqual": lambda a, b: not _less(a, b),
+    "LessOrEqual": lambda a, b: _not(_less(b, a)),
+    "GreaterOrEqual": lambda a, b: _not(_less(a, b)),
 }
 
 
@@ -234,6 +244,17 @@ def _map(function: Callable[..., Any]) -> Callable[[Call, list[Any]], Array]:
         for other in inputs[1:]:
             out = as_object(np.frompyfunc(function, 2, 1)(out, other))
         return as_object(out)
+
+    return evaluate
+
+
+def _condition(function: Callable[..., Any]) -> Callable[[Call, list[Any]], Array]:
+    """As `_map`, for bools; many that are not decided are none of sizes."""
+    def evaluate(call: Call, inputs: list[Any]) -> Array:
+        out = _map(function)(call, inputs)
+        if out.size > FEW_CONDITIONS and any(isinstance(d, Size) for d in out.reshape(-1)):
+            raise UndecidedError
+        return out
 
     return evaluate
 
@@ -268,12 +289,18 @@ def _cast(call: Call, inputs: list[Any]) -> Array:
     if to in FLOATS:
         return _map(lambda a: int(a) if isinstance(a, bool) else a)(call, inputs)
     if to == "bool":
-        return _map(lambda a: a if isinstance(a, bool) else _not_equal(a, 0))(call, inputs)
+        return _condition(lambda a: a if isinstance(a, bool) else _not_equal(a, 0))(call, inputs)
     return _map(lambda a: int(a) if isinstance(a, bool) else _truncate(a))(call, inputs)
 
 
 def _where(call: Call, inputs: list[Any]) -> Array:
-    return as_object(np.frompyfunc(lambda c, a, b: a if c else b, 3, 1)(*inputs))
+    return as_object(np.frompyfunc(_select, 3, 1)(*inputs))
+
+
+def _select(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, Size):
+        return a if condition else b
+    return _add(_multiply(condition, a), _multiply(1 - condition, b))
 
 
 def _gather(call: Call, inputs: list[Any]) -> Array:
@@ -402,7 +429,7 @@ def _remainder(call: Call, inputs: list[Any]) -> Array:
 EVALUATORS: dict[str, Callable[[Call, list[Any]], Array | list[Array]]] = {
     "Abs": _map(_absolute),
     "Add": _map(_add),
-    "And": _map(lambda a, b: a and b),
+    "And": _condition(_both),
     "Cast": _cast,
     "Ceil": _map(_ceil),
     "Concat": _concat,
@@ -417,8 +444,8 @@ EVALUATORS: dict[str, Callable[[Call, list[Any]], Array | list[Array]]] = {
     "Mod": _remainder,
     "Mul": _map(_multiply),
     "Neg": _map(_negative),
-    "Not": _map(lambda a: not a),
-    "Or": _map(lambda a, b: a or b),
+    "Not": _condition(_not),
+    "Or": _condition(_either),
     "Range": _range,
     "ReduceMax": _reduce(_pick(maximum)),
     "ReduceMin": _reduce(_pick(minimum)),
@@ -433,5 +460,5 @@ EVALUATORS: dict[str, Callable[[Call, list[Any]], Array | list[Array]]] = {
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
     "Where": _where,
-    **{name: _map(predicate) for name, predicate in _PREDICATES.items()},
+    **{name: _condition(predicate) for name, predicate in _PREDICATES.items()},
 }

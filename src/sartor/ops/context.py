@@ -18,7 +18,8 @@ import numpy as np
 from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
-from sartor.sizes import Dim, Size, maximum, symbol
+from sartor.ops.assume import Facts, assumed
+from sartor.sizes import Atom, Dim, Size, maximum, symbol
 from sartor.types import BYTES, from_numpy, to_numpy
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -76,19 +77,27 @@ class Call:
 
 
 class Context:
-    """The graph in the making."""
+    """The graph in the making.
 
-    def __init__(self, name: str = "") -> None:
+    The context of a body knows the one `around` it, from which values are taken when they are first named: constants and
+    contents as they are, others as inputs of the body (`captured`).  `facts` are what is known of sizes there.
+    """
+
+    def __init__(self, name: str = "", around: Context | None = None, facts: Facts | None = None) -> None:
         self.graph = Graph((), (), {}, {}, [], name)
+        self.around = around
+        self.facts: dict[Atom, Dim] = {**(around.facts if around else {}), **(facts or {})}
+        self.captured: list[str] = []
+        self.created: set[str] = set()  # symbols made here
         self.contents: dict[str, Array] = {}
         self.aliases: dict[str, str] = {}
         self.sequences: dict[str, tuple[str, ...]] = {}  # sequences as the names of what they hold
         self.call = Call("", "", 0, "", (), (), {})
-        self._names: set[str] = set()
+        self._names: set[str] = around._names if around else set()
         self._lazy: dict[str, Any] = {}  # constants not read yet: onnx_ir tensors
         self._derived: dict[tuple[Any, ...], str] = {}
-        self._symbols: set[str] = set()
-        self._layer_names: set[str] = set()
+        self._symbols: set[str] = around._symbols if around else set()
+        self._layer_names: set[str] = around._layer_names if around else set()
         self._made: set[str] = set()  # contents that exist as tensors too
 
     # --- values ------------------------------------------------------------------------------------------------------------
@@ -215,6 +224,43 @@ class Context:
                               (self.call.name,)))
             read = (made,)
 
+    # --- bodies ------------------------------------------------------------------------------------------------------------
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a value here."""
+        name = self.aliases.get(name, name)
+        return name in self.graph.tensors or name in self.contents or self.is_constant(name)
+
+    def take(self, name: str) -> None:
+        """Makes a value of the graph around known here, where it is not yet and there is one."""
+        around = self.around
+        if around is None or not name or self.knows(name):
+            return
+        around.take(name)
+        if (target := around.aliases.get(name, name)) != name:
+            self.take(target)
+            self.alias(name, target)
+        elif name in around._lazy:
+            self.set_lazy_constant(name, around._lazy[name], around.dtype(name))
+        elif (array := around.constant(name)) is not None:
+            self.set_constant(name, array)
+        elif name in around.contents:
+            self.set_content(name, around.contents[name], around.dtype(name))
+        elif name in around.graph.tensors:
+            tensor = around.graph.tensors[name]
+            self.graph.tensors[name] = Tensor(tensor.dtype, tuple(assumed(d, self.facts) for d in tensor.shape))
+            self.captured.append(name)
+
+    def assume(self, facts: Facts) -> None:
+        """Writes what is known from now on into all shapes and contents."""
+        self.facts.update(facts)
+        for name, tensor in self.graph.tensors.items():
+            shape = tuple(assumed(d, self.facts) for d in tensor.shape)
+            if shape != tensor.shape:
+                self.graph.tensors[name] = Tensor(tensor.dtype, shape)
+        for name in sorted(set(self.contents) - self._made):
+            self.set_content(name, self.contents.pop(name), self.dtype(name))
+
     # --- making values -----------------------------------------------------------------------------------------------------
 
     def unique(self, base: str) -> str:
@@ -255,6 +301,7 @@ class Context:
         while name in self._symbols:
             name, number = f"{base}_{number}", number + 1
         self._symbols.add(name)
+        self.created.add(name)
         return symbol(name)
 
     def reserve_symbol(self, name: str) -> None:
@@ -267,12 +314,14 @@ class Context:
 
     def set_content(self, name: str, content: Array, dtype: str = "i64") -> None:
         """Gives a value by its contents, an object array of Dims."""
-        flat = [plain(d) for d in content.reshape(-1)]
+        known = [assumed(d, self.facts) if isinstance(d, Size) else d for d in content.reshape(-1)]
+        flat = [plain(d) for d in known]
         if not any(isinstance(d, Size | Ratio) for d in flat):
             self.set_constant(name, np.array(flat, to_numpy(dtype)).reshape(content.shape))
             return
         self.graph.tensors[name] = Tensor(dtype, content.shape)
-        self.contents[name] = content
+        self.contents[name] = np.empty(content.shape, object)
+        self.contents[name].reshape(-1)[:] = known
 
     def set_constant(self, name: str, array: Array) -> str:
         """Gives a value by its contents."""

@@ -47,6 +47,8 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
         node.op_type, versions = "ScatterElements", {**versions, "": 11}
     for place, name in enumerate(call.inputs):
         node.input[place] = name
+    for v in captures(node):
+        context.take(v)
     captured = [v for v in captures(node) if v not in call.inputs]
     reads = [v for v in (*call.inputs, *captured) if v]
     known: dict[str, Dim] = {}

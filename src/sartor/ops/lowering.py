@@ -1,25 +1,29 @@
 """IR1 to IR2: one walk over the model's nodes in order, which infers shapes, folds constants and emits Layers.
 
-For each node, in this order: constants are folded; small integer values that come from shapes are followed as formulas
-(`contents`); else the operator's function in `OPERATORS` emits layers; where there is none, or it declines, the node becomes a
-`host` layer, or the body that onnx defines the operator by is lowered in its place.
+A `Walk` goes through items, mostly nodes, in order; control flow puts more before them (`control`).  For each node, in this
+order: constants are folded; small integer values that come from shapes are followed as formulas (`contents`); else the operator's
+function in `OPERATORS` emits layers; where there is none, or it declines, the node becomes a `host` layer, or the body that onnx
+defines the operator by is lowered in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx_ir
 
 from sartor.errors import ModelError, OptionError, UnsupportedError
 from sartor.graph.layer import Graph, Tensor
 from sartor.graph.passes.dead import living
-from sartor.ops import OPERATORS, contents, contrib, folding, functions, host
+from sartor.ops import OPERATORS, contents, contrib, control, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
 from sartor.sizes import Dim, Size, at_least, maximum, minimum, substitute, symbol
+from sartor.types import BYTES
 
 _TYPES = {
     "FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16", "BOOL": "bool", "STRING": "string",
@@ -31,6 +35,8 @@ _TYPES = {
 }
 ELEMENTS_LIMIT = 1 << 48
 """Elements a tensor may have as far as its sizes are numbers: what today's processors can address."""
+MOST_NODES = 20_000
+"""How many nodes may be lowered, those in several branches again, before branches are left to the host."""
 
 _UNNAMED = (None, "", "?", "-1", "None")  # what exporters write for a dimension of which nothing is known
 
@@ -64,15 +70,10 @@ def lower(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None
         context.set_lazy_constant(name, value.const_value, element_type(value.const_value.dtype, name))
     _add_inputs(context, model, shapes or {})
     versions = {("" if d == "ai.onnx" else d): v for d, v in model.opset_imports.items()}
-    for index, node in enumerate(model.graph):
-        try:
-            _lower_checked(context, _call(context, node, index, versions), versions)
-        except UnsupportedError as error:
-            error.values = tuple(v.name for v in node.outputs if v.name)
-            raise
-    _finish(context, list(dict.fromkeys(v.name or "" for v in model.graph.outputs)))
-    _check_sizes(context.graph)
-    return context.graph
+    outputs = tuple(dict.fromkeys(v.name or "" for v in model.graph.outputs))
+    walk = Walk(context, deque(node_items(model.graph, versions)), outputs, [max(MOST_NODES, 4 * len(model.graph))])
+    walk.run()
+    return walk.finish()
 
 
 def element_type(data_type: onnx_ir.DataType | None, name: str) -> str:
@@ -149,6 +150,9 @@ def _call(context: Context, node: onnx_ir.Node, index: int, versions: Mapping[st
     domain = "" if node.domain == "ai.onnx" else node.domain
     attributes = {name: _attribute(a) for name, a in node.attributes.items()}
     name = context.unique_layer(node.name or f"{node.op_type}_{index}")
+    for value in node.inputs:
+        if value is not None:
+            context.take(value.name or "")
     inputs = tuple(context.aliases.get(v.name or "", v.name or "") if v is not None else "" for v in node.inputs)
     outputs = tuple(v.name or "" for v in node.outputs)
     while inputs and not inputs[-1]:
@@ -161,22 +165,111 @@ def _attribute(attribute: onnx_ir.Attr) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _lower_checked(context: Context, call: Call, versions: Mapping[str, int]) -> None:
-    """Lowers a node; what goes wrong because the node makes no sense in its place is said of the node."""
+Item: TypeAlias = Callable[["Walk"], None]
+
+
+class Walk:
+    """Goes through the items of one graph, main or body, in order.
+
+    Parameters
+    ----------
+    context
+        The graph in the making.
+    items
+        What is left to do.
+    outputs
+        What the graph is to give in the end; None where that is not for this walk to say.
+    budget
+        One number, shared by a model's walks: how many nodes may still be lowered.
+    """
+
+    def __init__(self, context: Context, items: deque[Item], outputs: tuple[str, ...] | None, budget: list[int]) -> None:
+        self.context, self.items, self.outputs, self.budget = context, items, outputs, budget
+
+    def run(self) -> None:
+        while self.items:
+            self.items.popleft()(self)
+
+    def inner(self, context: Context, items: Iterable[Item], outputs: tuple[str, ...]) -> Walk:
+        """A walk for a body."""
+        return Walk(context, deque(items), outputs, self.budget)
+
+    def push(self, items: Sequence[Item]) -> None:
+        """Puts items before all others."""
+        self.items.extendleft(reversed(items))
+
+    def finish(self, inputs: tuple[str, ...] = ()) -> Graph:
+        """The graph, for a body with these inputs and what it took from around."""
+        context = self.context
+        assert self.outputs is not None
+        context.graph.inputs = context.graph.inputs or inputs
+        _finish(context, self.outputs)
+        _check_sizes(context.graph)
+        if context.around is not None:
+            read = {v for layer in context.graph.layers for v in layer.reads}
+            context.graph.inputs = (*inputs, *(v for v in context.captured if v in read))
+            for name, tensor in context.graph.tensors.items():
+                if tensor.dtype not in BYTES:
+                    raise UnsupportedError(f"the value {name!r} has elements of type {tensor.dtype}, which no layer can hold")
+        return context.graph
+
+
+def node_items(graph: onnx_ir.Graph, versions: Mapping[str, int], origin: tuple[str, ...] | None = None) -> list[Item]:
+    """Lowering the nodes of a graph, for a body with its initializers.
+
+    `origin` are the outputs of the main graph's node that an error then concerns; by default each node's own.
+    """
+    begin: list[Item] = [] if origin is None else [partial(_take_initializers, graph)]
+    return begin + [partial(_lower_item, node, index, versions, origin) for index, node in enumerate(graph)]
+
+
+def named(name: str, of: str, call: Call) -> Item:
+    """Letting a name stand for a value, for an output of the body of `call`."""
+    return partial(_name, name, of, call)
+
+
+def _name(name: str, of: str, call: Call, walk: Walk) -> None:
+    walk.context.take(of)
+    if not walk.context.knows(of):
+        raise ModelError(f"{call} has a body whose output {of!r} is made by nothing")
+    walk.context.alias(name, of)
+
+
+def _take_initializers(graph: onnx_ir.Graph, walk: Walk) -> None:
+    for name, value in graph.initializers.items():
+        if value.const_value is not None:
+            walk.context.set_lazy_constant(name, value.const_value, element_type(value.const_value.dtype, name))
+
+
+def _lower_item(node: onnx_ir.Node, index: int, versions: Mapping[str, int], origin: tuple[str, ...] | None, walk: Walk) -> None:
+    walk.budget[0] -= 1
+    values = origin if origin is not None else tuple(v.name for v in node.outputs if v.name)
+    call: Call | None = None
     try:
-        _lower_node(context, call, versions)
+        if walk.budget[0] < 0:
+            raise UnsupportedError("the branches of the model's conditions lead to too many different networks")
+        call = _call(walk.context, node, index, versions)
+        _lower_node(walk, call, versions, values)
+    except UnsupportedError as error:
+        error.values = values
+        raise
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        inputs = ", ".join(str(context.tensor(v)) if v else "none" for v in call.inputs)
+        what = str(call) if call else f"node {node.name!r} ({node.op_type})"
+        inputs = ", ".join(str(walk.context.tensor(v)) if v else "none" for v in call.inputs) if call else "none"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{call} does not fit its inputs ({inputs}): {reason}") from error
+        raise ModelError(f"{what} does not fit its inputs ({inputs}): {reason}") from error
 
 
-def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> None:
+def _lower_node(walk: Walk, call: Call, versions: Mapping[str, int], origin: tuple[str, ...]) -> None:
+    context = walk.context
     context.call = call
     operator = OPERATORS.get((call.domain, call.op_type))
     if call.op_type in folding.CONVERSIONS and operator is not None and folding.convert(context, call, operator):
         return
-    if folding.fold(context, call, versions) or contents.propagate(context, call) or _branch(context, call, versions):
+    if folding.fold(context, call, versions) or contents.propagate(context, call):
+        return
+    if not call.domain and call.op_type in control.OPERATORS:
+        control.lower(walk, call, versions, origin)
         return
     if operator is not None:
         mark = context.mark()
@@ -194,30 +287,12 @@ def _lower_node(context: Context, call: Call, versions: Mapping[str, int]) -> No
     graph, imports = body
     mark = context.mark()
     try:
-        for index, node in enumerate(graph):
-            _lower_node(context, _call(context, node, index, imports), imports)
+        Walk(context, deque(node_items(graph, imports)), None, walk.budget).run()
         context.call = call
     except UnsupportedError:
         context.rewind(mark)
         context.call = call
         host.lower(context, call, versions)
-
-
-def _branch(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
-    """Lowers the branch that an If with a constant condition takes, in its place; returns whether it is one."""
-    if call.op_type != "If" or call.domain or (condition := context.constant(call.inputs[0])) is None:
-        return False
-    graph = call["then_branch"] if bool(condition.reshape(-1)[0]) else call["else_branch"]
-    for name, value in graph.initializers.items():
-        if value.const_value is not None:
-            context.set_lazy_constant(name, value.const_value, element_type(value.const_value.dtype, name))
-    for index, node in enumerate(graph):
-        _lower_node(context, _call(context, node, index, versions), versions)
-    for name, value in zip(call.outputs, graph.outputs, strict=True):
-        if name:
-            context.alias(name, value.name or "")
-    context.call = call
-    return True
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------------
@@ -227,6 +302,7 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
     """Gives the graph's outputs the model's names, and drops layers and values that nothing needs."""
     graph = context.graph
     for name in outputs:
+        context.take(name)
         if context.sequence(name) is not None:
             error = UnsupportedError(f"the output {name!r} is a sequence, which no layer can make")
             error.values = (name,)
@@ -243,6 +319,8 @@ def _finish(context: Context, outputs: Sequence[str]) -> None:
         elif target == name and name not in made and name not in graph.inputs:
             renames[name] = context.move_aside(name)  # a constant, of which the output is a copy
     _rename(graph, renames)
+    for name in renames.values():
+        context.aliases.pop(name, None)
     made = {v for layer in graph.layers for v in layer.outputs}
     for name in outputs:
         if name not in made and name not in graph.inputs:

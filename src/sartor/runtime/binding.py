@@ -23,6 +23,7 @@ from sartor.fitting.plan import (
     ARENA,
     BIND,
     CONSTANT,
+    CONTROL,
     HOST,
     INPUT,
     NATIVE,
@@ -205,8 +206,8 @@ class Binder:
             if entry in names
         ]
 
-    def sizes(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
-        """What the shapes of all inputs, in order, say about symbols.
+    def sizes(self, shapes: Sequence[tuple[int, ...]], known: Mapping[str, int] | None = None) -> dict[str, int]:
+        """What the shapes of all inputs, in order, say about symbols that are not `known`.
 
         Raises
         ------
@@ -217,7 +218,7 @@ class Binder:
         for number, shape in zip(blueprint.inputs, shapes, strict=True):
             if len(shape) != len(blueprint.values[number].shape):
                 raise FeedError(self._misfit(number, shape))
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int] = dict(known or {})
         for k, axis, name in self._input_symbols:
             sizes.setdefault(name, shapes[k][axis])
         values = blueprint.formulas.evaluate(sizes)
@@ -240,13 +241,15 @@ class Binder:
     def _known(self) -> list[int]:
         """For each formula the stage from which on its symbols are known; -1 where one never is, since nothing needs it."""
         blueprint, formulas = self.blueprint, self.blueprint.formulas
-        symbols = {name: 0 for _, _, name in self._input_symbols}
+        symbols = dict.fromkeys(blueprint.given, 0) | {name: 0 for _, _, name in self._input_symbols}
         for stage, items in enumerate(blueprint.stages):
             for item in items:
                 if item.kind == HOST:
                     symbols |= {entry[0]: stage + 1 for entry in blueprint.hosts[item.number].defines}
                 elif item.kind == BIND:
                     symbols |= dict.fromkeys(filter(None, blueprint.binds[item.number].symbols), stage + 1)
+                elif item.kind == CONTROL:
+                    symbols |= {entry[0]: stage + 1 for entry in blueprint.controls[item.number].defines}
         known: list[int] = []
         for op, a, b in zip(formulas.op, formulas.a, formulas.b, strict=True):
             if op <= SYMBOL:
@@ -471,7 +474,7 @@ class Binder:
         for bound in stages:
             for item in bound.layout.items:
                 if item.kind != BIND:
-                    tasks.append(self._host_task(item.number, bound) if item.kind == HOST else self._native_task(item.number, bound))
+                    tasks.append(self._native_task(item.number, bound) if item.kind == NATIVE else self._task_in_python(item, bound))
         threads = max(bound.threads for bound in stages)
         return Plan(
             arena_bytes=sum(b.arena.bytes for b in stages),
@@ -494,11 +497,12 @@ class Binder:
             int(values[step.grain]),
         )
 
-    def _host_task(self, number: int, bound: BoundStage) -> Task:
-        host = self.blueprint.hosts[number]
-        touched = [self.blueprint.values[v] for v in dict.fromkeys((*host.inputs, *host.outputs)) if v >= 0]
+    def _task_in_python(self, item: Item, bound: BoundStage) -> Task:
+        host = item.kind == HOST
+        step = self.blueprint.hosts[item.number] if host else self.blueprint.controls[item.number]
+        touched = [self.blueprint.values[v] for v in dict.fromkeys((*step.inputs, *step.outputs)) if v >= 0]
         size = sum(int(np.prod(bound.values[list(v.shape)])) * BYTES[v.dtype] for v in touched)
-        return Task(self.program.layers[host.layer].name, "compute", size, 0, host=True)
+        return Task(self.program.layers[step.layer].name, "compute" if host else "control", size, 0, host=host)
 
 
 _Context: TypeAlias = "tuple[Mapping[int, int], Sequence[BoundStage], _Patches, list[NDArray[np.intp]]]"

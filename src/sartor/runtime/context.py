@@ -67,6 +67,14 @@ class Memory:
         self.arenas: dict[int, Array] = {}
         self.scratch = _slabs(1, 0)
         self.contexts: dict[int, Context] = {}
+        self._inner: Memory | None = None
+
+    @property
+    def inner(self) -> Memory:
+        """What the bodies run from here may use: one after another they share it."""
+        if self._inner is None:
+            self._inner = Memory()
+        return self._inner
 
     def context(self, program: Program, stage: int, bound: BoundStage) -> Context:
         """The context of a bound stage, made when first asked for; memory grows as needed."""

@@ -17,7 +17,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from ctypes import string_at
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from sartor.devices import processor
 from sartor.errors import ProgramError
 from sartor.fitting.checks import check_blueprint
-from sartor.fitting.plan import Blueprint
+from sartor.fitting.plan import Blueprint, Part
 from sartor.graph.tensor import Tensor
 from sartor.runtime.image import Code, load_code, map_weights
 from sartor.sizes import from_data, to_data
@@ -117,6 +117,8 @@ class Program:
         Of what made it.
     tail
         The part of the model, if any, that runs after the kernels by onnx's reference implementation.
+    parts
+        The plans of bodies of control flow, which the blueprint's control steps and those of other parts run.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Program:
     path: str = ""
     code_place: tuple[int, int] = field(default=(0, 0), repr=False)
     tail: Tail | None = None
+    parts: tuple[Part, ...] = field(default=(), repr=False)
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
@@ -153,6 +156,13 @@ class Program:
     def code_bytes(self) -> int:
         """Size of the code."""
         return len(self.image) if self.image is not None else self.code_place[1]
+
+    def part(self, number: int) -> Program:
+        """A body as a program of its own, of the same code and weights."""
+        part = self.parts[number]
+        program = replace(self, inputs=part.inputs, outputs=part.outputs, blueprint=part.blueprint, tail=None)
+        program.__dict__["code"] = self.code  # which is loaded already; the file may have been replaced since
+        return program
 
     def __repr__(self) -> str:
         shapes = [", ".join(f"{name}: {tensor}" for name, tensor in side.items()) for side in (self.inputs, self.outputs)]
@@ -214,6 +224,7 @@ class Program:
             "weights": [len(self.weights), zlib.crc32(self.weights.data)],
             "tail": self.tail
             and [self.tail.start, _tensors_to_data(self.tail.head_inputs), _tensors_to_data(self.tail.head_outputs)],
+            "parts": [[_tensors_to_data(p.inputs), _tensors_to_data(p.outputs), p.blueprint.to_data()] for p in self.parts],
         }
 
     @staticmethod
@@ -269,20 +280,28 @@ def _load(name: str, isas: tuple[str, ...] | None) -> Program:
     return program
 
 
+def _check_types(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], plan: Blueprint) -> None:
+    """Raises `ProgramError` where inputs and outputs are not those of the plan."""
+    for side, numbers in ((inputs, plan.inputs), (outputs, plan.outputs)):
+        types = [(len(t.shape), t.dtype) for t in side.values()]
+        if types != [(len(plan.values[n].shape), plan.values[n].dtype) for n in numbers]:
+            raise ProgramError("its inputs and outputs have other types than its plan")
+    if tuple(inputs) != tuple(plan.values[n].name for n in plan.inputs) or tuple(outputs) != plan.output_names:
+        raise ProgramError("its inputs and outputs have other names than its plan")
+
+
 def _check(program: Program) -> None:
     """Raises `ProgramError` where parts of the header do not fit each other."""
-    check_blueprint(program.blueprint, len(program.kernels), len(program.layers), len(program.weights))
+    parts = [(tuple(part.inputs.values()), len(part.outputs)) for part in program.parts]
+    for number, each in enumerate((program, *program.parts)):
+        check_blueprint(each.blueprint, len(program.kernels), len(program.layers), len(program.weights), parts, number)
+    for part in program.parts:
+        _check_types(part.inputs, part.outputs, part.blueprint)
     tail = program.tail
     if tail is not None and not 0 <= tail.start <= len(program.weights):
         raise ProgramError("its last part starts where no weights are")
     inputs, outputs = (tail.head_inputs, tail.head_outputs) if tail else (program.inputs, program.outputs)
-    values = program.blueprint.values
-    for side, numbers in ((inputs, program.blueprint.inputs), (outputs, program.blueprint.outputs)):
-        types = [(len(t.shape), t.dtype) for t in side.values()]
-        if types != [(len(values[n].shape), values[n].dtype) for n in numbers]:
-            raise ProgramError("its inputs and outputs have other types than its plan")
-    if tuple(inputs) != tuple(values[n].name for n in program.blueprint.inputs) or tuple(outputs) != program.blueprint.output_names:
-        raise ProgramError("its inputs and outputs have other names than its plan")
+    _check_types(inputs, outputs, program.blueprint)
     missing = [kernel for kernel in program.kernels if kernel not in program.symbols]
     if missing or not all(type(place) is int for place in program.symbols.values()):
         raise ProgramError(f"its code lacks {len(missing)} of its kernels")
@@ -364,6 +383,10 @@ def _from_header(header: Mapping[str, Any], weights: NDArray[np.uint8], path: st
         path,
         code_place,
         _tail_from_data(header.get("tail")),
+        tuple(
+            Part(_tensors_from_data(inputs), _tensors_from_data(outputs), Blueprint.from_data(blueprint))
+            for inputs, outputs, blueprint in header.get("parts", ())
+        ),
     )
 
 

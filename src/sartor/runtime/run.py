@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sartor.errors import ProgramError, SartorError
-from sartor.fitting.plan import ARENA, BIND, CONSTANT, INPUT, BindStep, Value
+from sartor.fitting.plan import ARENA, BIND, CONSTANT, HOST, INPUT, BindStep, ControlStep, HostStep, Value
 from sartor.graph.rules import known
 from sartor.runtime.binding import BoundStage, new_array
-from sartor.runtime.context import Array, Context
+from sartor.runtime.context import Array, Context, Memory
 from sartor.types import to_numpy
 
 if TYPE_CHECKING:
@@ -24,9 +24,10 @@ class Run:
     """One run stage by stage and segment by segment."""
 
     def __init__(
-        self, session: Session, ready: Ready, inputs: list[Array], given: Mapping[int, Array], profiled: bool = False
+        self, session: Session, ready: Ready, inputs: list[Array], given: Mapping[int, Array], memory: Memory, profiled: bool = False
     ) -> None:
         self.session, self.ready, self.inputs, self.given, self.profiled = session, ready, inputs, given, profiled
+        self.memory = memory
         self.program = session.program
         self.outputs: list[Array] = [np.empty(0, np.uint8)] * len(session.output_names)
         self.sizes = dict(ready.sizes)
@@ -36,23 +37,19 @@ class Run:
 
     def all(self) -> list[Array]:
         """Runs all stages; returns the outputs."""
-        memory = self.session.take_memory()
-        try:
-            arrived: dict[int, Array] = {}
-            for stage in range(len(self.program.blueprint.stages)):
-                bound = self.session.bind_later(self.ready, stage, self.sizes, self.stages) if stage else self.ready.first
-                self.stages.append(bound)
-                self.session.check_made(self.given, bound)
-                for output in bound.outputs:
-                    given = self.given.get(output.index)
-                    self.outputs[output.index] = new_array(output, self.session.output_names[output.index]) if given is None else given
-                self.contexts.append(memory.context(self.program, stage, bound))
-                for number, array in arrived.items():
-                    self.view(number)[...] = array
-                arrived = self.run_stage()
-            return self.outputs
-        finally:
-            self.session.give_memory(memory)
+        arrived: dict[int, Array] = {}
+        for stage in range(len(self.program.blueprint.stages)):
+            bound = self.session.bind_later(self.ready, stage, self.sizes, self.stages) if stage else self.ready.first
+            self.stages.append(bound)
+            self.session.check_made(self.given, bound)
+            for output in bound.outputs:
+                given = self.given.get(output.index)
+                self.outputs[output.index] = new_array(output, self.session.output_names[output.index]) if given is None else given
+            self.contexts.append(self.memory.context(self.program, stage, bound))
+            for number, array in arrived.items():
+                self.view(number)[...] = array
+            arrived = self.run_stage()
+        return self.outputs
 
     def run_stage(self) -> dict[int, Array]:
         """Runs the segments of the last stage bound; returns results whose place only the next stage knows."""
@@ -64,25 +61,37 @@ class Run:
                 self.run_bind(self.program.blueprint.binds[first])
             elif runner is None:
                 start = time.perf_counter()
-                arrived |= self.run_host(first)
-                self.spend(self.program.blueprint.hosts[first].layer, time.perf_counter() - start)
+                made, layer = self.run_host(first) if end == -HOST else self.run_control(first)
+                arrived |= made
+                self.spend(layer, time.perf_counter() - start)
             elif self.profiled:
                 self.note(first, end, runner.profile(*externals))
             else:
                 runner(*externals)
         return arrived
 
-    def run_host(self, number: int) -> dict[int, Array]:
+    def run_host(self, number: int) -> tuple[dict[int, Array], int]:
         host = self.session.hosts[number]
-        step, values = host.step, self.program.blueprint.values
-        results = host({v: self.view(v) for v in step.inputs if v >= 0}, self.sizes)
+        results = host({v: self.view(v) for v in host.step.inputs if v >= 0}, self.sizes)
+        return self.take(host.step, results), host.step.layer
+
+    def run_control(self, number: int) -> tuple[dict[int, Array], int]:
+        control = self.session.controls[number]
+        places = [None if control.step.defines else self.view(v) for v in control.step.outputs]
+        return self.take(control.step, control(self, places), places), control.step.layer
+
+    def take(
+        self, step: HostStep | ControlStep, results: Sequence[Array | None], places: Sequence[Array | None] = ()
+    ) -> dict[int, Array]:
+        """Puts results where they belong, if they are not there; returns those whose place only the next stage knows."""
+        values = self.program.blueprint.values
         for symbol, output, axis in step.defines:
             found = results[output]
             assert found is not None
             self.sizes[symbol] = found.shape[axis]
         arrived: dict[int, Array] = {}
-        for v, result in zip(step.outputs, results, strict=True):
-            if v < 0 or result is None:
+        for index, (v, result) in enumerate(zip(step.outputs, results, strict=True)):
+            if v < 0 or result is None or (places and result is places[index]):
                 continue
             if step.defines:
                 arrived[v] = result

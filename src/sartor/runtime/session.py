@@ -27,6 +27,7 @@ from sartor.runtime.threads import available_threads
 from sartor.types import to_numpy
 
 if TYPE_CHECKING:
+    from sartor.runtime.control import ControlRunner
     from sartor.runtime.host import HostRunner
     from sartor.runtime.tail import TailRunner
 
@@ -80,7 +81,7 @@ class Session:
         self.threads = threads or max(1, min(self.program.threads, available_threads()))
         check_machine(self.program.isa, self.program.machine, self.program.path or "the program")
         self._binder = Binder(self.program, self.threads)
-        self._plans: OrderedDict[Shapes, Ready] = OrderedDict()
+        self._plans: OrderedDict[object, Ready] = OrderedDict()
         self._lock = threading.Lock()
         self._latest: Ready | None = None
         self._pool: list[Memory] = []
@@ -90,6 +91,7 @@ class Session:
         values = self.program.blueprint.values
         self._dtypes = tuple(to_numpy(values[v].dtype) for v in self.program.blueprint.inputs)
         self.hosts = _host_runners(self.program)
+        self.controls = _control_runners(self.program, self.threads)
         self._tail = _tail_runner(self.program, self.threads)
         _tell_fallbacks(self.program)
 
@@ -168,8 +170,40 @@ class Session:
             outputs = [given[o.index] if o.index in given else new_array(o, self.output_names[o.index]) for o in ready.first.outputs]
             self._run_simple(ready, inputs, outputs)
         else:
-            outputs = Run(self, ready, inputs, given).all()
+            memory = self._take_memory()
+            try:
+                outputs = Run(self, ready, inputs, given, memory).all()
+            finally:
+                self._give_memory(memory)
         return dict(zip(self.output_names, outputs, strict=True))
+
+    def run_body(
+        self, inputs: Sequence[Array], out: Sequence[Array | None], known: Mapping[str, int], memory: Memory
+    ) -> list[Array]:
+        """Runs the program as a body, in the memory of the run around it.
+
+        Parameters
+        ----------
+        inputs
+            Contiguous arrays of the right types.
+        out
+            Arrays to write outputs to where their shapes fit; None for those that are to be made.
+        known
+            Sizes that the run around it knows.
+        """
+        ready = self._ready(tuple([a.shape for a in inputs]), known)
+        if not ready.simple:
+            made = {o.index: o.shape for o in ready.first.outputs}
+            given = {i: a for i, a in enumerate(out) if a is not None and made.get(i) == a.shape}
+            return Run(self, ready, list(inputs), given, memory).all()
+        outputs = [
+            place if place is not None and place.shape == shape and place.flags.carray else np.empty(shape, dtype)
+            for place, (shape, dtype) in zip(out, ready.made, strict=True)
+        ]
+        context = memory.contexts.get(id(ready.first)) or memory.context(self.program, 0, ready.first)
+        if context.call(*inputs, *outputs):
+            context.call_again(*inputs, *outputs)
+        return outputs
 
     # --- what comes in ---
 
@@ -223,18 +257,19 @@ class Session:
 
     # --- plans ---
 
-    def _ready(self, shapes: Shapes) -> Ready:
-        """The bound plan for these input shapes."""
+    def _ready(self, shapes: Shapes, known: Mapping[str, int] | None = None) -> Ready:
+        """The bound plan for these input shapes, and sizes that are `known` besides."""
+        key = (shapes, tuple(known.values())) if known else shapes
         with self._lock:
-            ready = self._plans.get(shapes)
+            ready = self._plans.get(key)
             if ready is None:
-                sizes = self._binder.sizes(shapes)
+                sizes = self._binder.sizes(shapes, known)
                 ready = Ready(self.program, shapes, sizes, self._binder.bind(0, sizes), self._dtypes)
-                self._plans[shapes] = ready
+                self._plans[key] = ready
                 if len(self._plans) > KEPT_PLANS:
                     self._plans.popitem(last=False)
             else:
-                self._plans.move_to_end(shapes)
+                self._plans.move_to_end(key)
         self._latest = ready
         return ready
 
@@ -274,8 +309,12 @@ class Session:
         self._need_kernels()
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
-        run = Run(self, ready, inputs, {}, profiled=True)
-        run.all()
+        memory = self._take_memory()
+        try:
+            run = Run(self, ready, inputs, {}, memory, profiled=True)
+            run.all()
+        finally:
+            self._give_memory(memory)
         return run.seconds
 
     def _need_kernels(self) -> None:
@@ -294,13 +333,13 @@ class Session:
             raise SartorError("the session is closed")
         return Memory()
 
-    def take_memory(self) -> Memory:
+    def _take_memory(self) -> Memory:
         try:
             return self._pool.pop()
         except IndexError:
             return self._new_memory()
 
-    def give_memory(self, memory: Memory) -> None:
+    def _give_memory(self, memory: Memory) -> None:
         if not self._closed:
             self._pool.append(memory)
 
@@ -331,6 +370,14 @@ def _host_runners(program: Program) -> list[HostRunner]:
     except (AttributeError, LookupError, TypeError, ValueError) as problem:
         what = f"{program.path or 'the program'} is damaged"
         raise ProgramError(f"{what}: a step on the host cannot be read ({type(problem).__name__}: {problem})") from None
+
+
+def _control_runners(program: Program, threads: int) -> list[ControlRunner]:
+    if not program.blueprint.controls:
+        return []
+    from sartor.runtime.control import ControlRunner
+
+    return [ControlRunner(program, step, threads) for step in program.blueprint.controls]
 
 
 def _tail_runner(program: Program, threads: int) -> TailRunner | None:

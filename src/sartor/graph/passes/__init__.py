@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from sartor.graph.layer import Graph
+from sartor.graph.layer import BODIES, Graph, Layer
 from sartor.graph.passes import (
     affine,
     attention,
@@ -69,7 +70,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
 
 
 def optimize(graph: Graph, observe: Callable[[str, Graph], None] | None = None) -> Graph:
-    """Runs all passes in order and verifies the graph before the first and after each.
+    """Runs all passes in order and verifies the graph before the first and after each; bodies of control layers come last.
 
     Parameters
     ----------
@@ -89,4 +90,11 @@ def optimize(graph: Graph, observe: Callable[[str, Graph], None] | None = None) 
         verify(graph, before)
         if observe is not None:
             observe(name, graph)
-    return graph
+    return replace(graph, layers=[_with_bodies(layer) for layer in graph.layers])
+
+
+def _with_bodies(layer: Layer) -> Layer:
+    """A control layer with its bodies optimised; another layer as it is."""
+    if layer.kind not in BODIES:
+        return layer
+    return replace(layer, attributes={**layer.attributes, **{n: optimize(layer.attributes[n]) for n in BODIES[layer.kind]}})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sartor.graph.layer import Graph, Layer, Problem
+from sartor.graph.layer import OPAQUE, Graph, Layer, Problem
 from sartor.graph.passes.editor import Editor
 from sartor.graph.reference import evaluate_layer
 from sartor.sizes import Size
@@ -18,7 +18,7 @@ def run(graph: Graph) -> Graph:
     """
     editor = Editor(graph)
     for layer in editor.each():
-        if layer.kind in ("bind", "host") or layer.outputs[0] in editor.outputs or not _foldable(editor, layer):
+        if layer.kind in OPAQUE or layer.outputs[0] in editor.outputs or not _foldable(editor, layer):
             continue
         tensors = {name: editor.tensors[name] for name in (*layer.reads, *layer.outputs)}
         contents = {name: editor.constants[name] for name in layer.reads}

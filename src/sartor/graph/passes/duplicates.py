@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from sartor.graph.layer import Graph, Layer
+from sartor.graph.layer import OPAQUE, Graph, Layer
 from sartor.graph.passes.editor import Editor
 
 LIMIT = 1 << 20  # bytes of the largest constants that are compared
@@ -15,7 +15,7 @@ LIMIT = 1 << 20  # bytes of the largest constants that are compared
 def run(graph: Graph) -> Graph:
     """Merges equal layers and equal constants (pure: the graph given stays as it was).
 
-    Layers that run on the host stay, as they may be random, and so do those that make sizes known.
+    Layers that run on the host stay, as they may be random, and so do those that make sizes known and control layers.
     """
     editor = Editor(graph)
     contents: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -27,7 +27,7 @@ def run(graph: Graph) -> Graph:
             editor.redirect(name, first)
     seen: dict[Any, Layer] = {}
     for layer in editor.each():
-        if layer.kind in ("bind", "host"):
+        if layer.kind in OPAQUE:
             continue
         output = editor.tensors[layer.outputs[0]]
         key_of_layer = (layer.kind, layer.inputs, layer.extra, layer.expression, frozen(layer.attributes), output)

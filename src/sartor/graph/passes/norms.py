@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.graph.layer import OPAQUE, Graph, Layer, Tensor
 from sartor.graph.passes.editor import Editor
 from sartor.graph.passes.terms import Term, Terms, factors, with_number
 from sartor.sizes import product
@@ -33,7 +33,7 @@ def run(graph: Graph) -> Graph:
     editor = Editor(graph)
     terms = Terms(editor)
     for layer in editor.each():
-        for value in layer.outputs if layer.kind != "host" else ():
+        for value in layer.outputs if layer.kind not in OPAQUE else ():
             terms.of(value)
         if layer.kind == "elementwise" and editor.tensors[layer.outputs[0]].dtype in ("f32", "f64", "f16", "bf16"):
             found = _find(terms, terms.of(layer.outputs[0]))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.graph.layer import OPAQUE, Graph, Layer, Tensor
 from sartor.graph.passes.duplicates import frozen
 from sartor.graph.passes.editor import Editor, merged_source
 
@@ -60,7 +60,7 @@ def _likeness(editor: Editor, layer: Layer) -> Any:
     output = layer.outputs[0]
     if not _plain_product(editor, layer) or output in editor.outputs:
         return None
-    if any(r.kind in ("concat", "reshape", "host", "attention", "transpose") for r in editor.readers(output)):
+    if any(r.kind in ("concat", "reshape", "attention", "transpose", *OPAQUE) for r in editor.readers(output)):
         return None  # these copy a slice, or would write into it
     weights = list(editor.shape(layer.inputs[1]))
     weights[_weights_axis(layer)] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sartor.graph.layer import Graph, Tensor
+from sartor.graph.layer import OPAQUE, Graph, Tensor
 from sartor.graph.passes.editor import Editor
 from sartor.graph.passes.norms import reduced
 from sartor.graph.passes.terms import Term, Terms, factors
@@ -14,7 +14,7 @@ def run(graph: Graph) -> Graph:
     editor = Editor(graph)
     terms = Terms(editor)
     for layer in editor.each():
-        for value in layer.outputs if layer.kind != "host" else ():
+        for value in layer.outputs if layer.kind not in OPAQUE else ():
             terms.of(value)
         if layer.kind != "elementwise":
             continue

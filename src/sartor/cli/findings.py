@@ -181,7 +181,7 @@ def _hosts(graph: Any) -> list[Finding]:
             continue
         if layer.bodies:
             for body in layer.bodies:
-                found += [f for f in _fallbacks(body) if f not in found]
+                found += [f for f in _hosts(body) if f not in found]
             continue
         if layer.kind == "host":
             operator = onnx.NodeProto.FromString(layer.attributes["node"]).op_type

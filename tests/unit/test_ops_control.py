@@ -122,7 +122,7 @@ def test_the_rest_goes_into_branches_of_different_ranks():
         z = If (c) < then_branch = t () => (float tz) { tz = Squeeze(x, axis) }, else_branch = e () => (float ez) { ez = Exp(x) }>
         y = ReduceSum <keepdims = 0> (z) }""")
     assert kinds(graph) == ["if"]
-    then, other = graph.layers[0].bodies
+    then, _ = graph.layers[0].bodies
     assert then.tensors["x"].shape == (symbol("b"), 1)
     assert kinds(then) == ["reshape", "reduce", "reshape"]
     for n in (1, 3):

@@ -169,8 +169,8 @@ def _check_control(step: ControlStep, parts: Parts, own: int, formulas: int) -> 
     if kind == "loop" and (type(a.get("while")) is not bool or a["carried"] > len(step.outputs)):
         raise ProgramError("a loop carries what it does not make")
     if kind == "scan":
-        flags = [a.get("reverse"), a.get("reverse_outputs")]
-        if a["scanned"] < 1 or [len(f) if isinstance(f, list | tuple) else -1 for f in flags] != [a["scanned"], len(step.outputs) - a["states"]]:
+        flags = [len(f) if isinstance(f, list | tuple) else -1 for f in (a.get("reverse"), a.get("reverse_outputs"))]
+        if a["scanned"] < 1 or flags != [a["scanned"], len(step.outputs) - a["states"]]:
             raise ProgramError("a scan has no directions")
     for symbol, output, axis in step.defines:
         if not isinstance(symbol, str) or not 0 <= output < len(step.outputs) or not 0 <= axis < _MOST_DIMENSIONS:

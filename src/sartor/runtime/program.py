@@ -293,8 +293,8 @@ def _check_types(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], pl
 def _check(program: Program) -> None:
     """Raises `ProgramError` where parts of the header do not fit each other."""
     parts = [(tuple(part.inputs.values()), len(part.outputs)) for part in program.parts]
-    for number, each in enumerate((program, *program.parts)):
-        check_blueprint(each.blueprint, len(program.kernels), len(program.layers), len(program.weights), parts, number)
+    for number, plan in enumerate((program.blueprint, *(part.blueprint for part in program.parts))):
+        check_blueprint(plan, len(program.kernels), len(program.layers), len(program.weights), parts, number)
     for part in program.parts:
         _check_types(part.inputs, part.outputs, part.blueprint)
     tail = program.tail

@@ -229,7 +229,7 @@ class Context:
     def knows(self, name: str) -> bool:
         """Whether there is such a value here."""
         name = self.aliases.get(name, name)
-        return name in self.graph.tensors or name in self.contents or self.is_constant(name)
+        return name in self.graph.tensors or name in self.contents or name in self.sequences or self.is_constant(name)
 
     def take(self, name: str) -> None:
         """Makes a value of the graph around known here, where it is not yet and there is one."""
@@ -240,6 +240,10 @@ class Context:
         if (target := around.aliases.get(name, name)) != name:
             self.take(target)
             self.alias(name, target)
+        elif (items := around.sequence(name)) is not None:
+            for item in items:
+                self.take(item)
+            self.sequences[name] = items
         elif name in around._lazy:
             self.set_lazy_constant(name, around._lazy[name], around.dtype(name))
         elif (array := around.constant(name)) is not None:

@@ -50,6 +50,9 @@ class _Branch:
         assert self.walk is not None
         return self.walk.context.content(self.names[index])
 
+    def is_sequence(self, index: int) -> bool:
+        return self.walk is not None and self.walk.context.sequence(self.names[index]) is not None
+
 
 def lower(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> None:
     """Lowers a node of control flow; one that has no layer becomes a `host` layer."""
@@ -175,6 +178,8 @@ def _emit_if(context: Context, call: Call, test: Dim | None, branches: Sequence[
     """The layer for two branches that make values of the same types."""
     kept: list[int] = []
     for index, name in enumerate(outputs):
+        if any(branch.is_sequence(index) for branch in branches):
+            raise MixedError(f"{call} has the output {name!r}, a sequence whose elements cannot be told before it runs")
         if (content := _common(test, *(branch.content(index) for branch in branches))) is not None:
             context.set_content(name, content, branches[0].tensor(index).dtype)
         else:

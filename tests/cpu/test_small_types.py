@@ -227,6 +227,21 @@ def test_scales_that_are_powers_of_two_and_whole_numbers():
                      constants={"s": np.float32(2.5), "z": np.int8(-3)}, opset=21)
 
 
+@pytest.mark.parametrize("name", ["f8e4m3fn", "f8e5m2"])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_products_of_float8(name, per_row):
+    """By ONNX's words; its reference takes the numbers for integers."""
+    kind = to_numpy(name)
+    a, b = RNG.standard_normal((5, 40)).astype(kind), RNG.standard_normal((40, 7)).astype(kind)
+    scales = {"as": RNG.uniform(0.5, 2, 5 if per_row else ()).astype(np.float32), "bs": np.float32(0.5), "ys": np.float32(0.75)}
+    zeros = {"az": np.zeros(scales["as"].shape, kind), "bz": np.zeros((), kind), "yz": np.zeros((), kind)}
+    got = run([oh.make_node("QLinearMatMul", ["a", "as", "az", "b", "bs", "bz", "ys", "yz"], ["y"])], {"a": a}, constants={"b": b, **scales, **zeros})["y"]
+    factor = scales["as"].reshape(-1, 1) * np.float32(0.5) / np.float32(0.75)
+    exact = a.astype(np.float64) @ b.astype(np.float64) * factor
+    most = FORMATS[name].maximum
+    assert same(got, np.clip(exact, -most, most).astype(kind))
+
+
 @pytest.mark.parametrize("name", ["i4", "u4", "i8", "i2", "f8e4m3fn", "f4e2m1"])
 def test_quantised_weights_are_dequantised_while_compiling(name):
     """A product with constant weights is one layer, whatever the weights were stored in."""

@@ -1,6 +1,7 @@
 """Quantisation: operators that turn reals into small integers and back, and products and convolutions of such integers.
 
-Products are exact: both operands have their zero points taken away and are multiplied as i32, which wraps as ONNX's own does.
+Products of integers are exact: both operands have their zero points taken away and are multiplied as i32, which wraps as ONNX's own
+does; those of small floats are computed in f32.
 What is scaled back afterwards is computed in f64, so that the rounding sees the exact sum.  Constant weights are made i32 while
 the model is compiled.
 """
@@ -20,7 +21,7 @@ from sartor.ops.convolution import convolve
 from sartor.ops.elementwise import CASTS, Operator, cast_option
 from sartor.ops.matmul import multiply
 from sartor.sizes import Dim
-from sartor.types import FORMATS, limits
+from sartor.types import FORMATS, limits, to_numpy
 
 INTEGERS = ("u8", "i8", "u16", "i16", "u4", "i4", "u2", "i2")
 SMALL_FLOATS = tuple(FORMATS)
@@ -161,20 +162,21 @@ def dynamic_quantize(context: Context, call: Call) -> None:
 # --- products of integers --------------------------------------------------------------------------------------------------
 
 
-def centred(context: Context, x: str, zero: str, per_index: Sequence[Dim] = ()) -> str:
-    """`x` as i32 less its zero point; a zero point of more than one element is given the shape `per_index`."""
+def centred(context: Context, x: str, zero: str, per_index: Sequence[Dim] = (), kind: str = "i32") -> str:
+    """`x` as `kind` less its zero point; a zero point of more than one element is given the shape `per_index`."""
     if zero:
         zero = context.reshape(zero, () if context.tensor(zero).elements == 1 else per_index)
     offset: Array | None = context.constant(zero) if zero else np.zeros((), np.int32)
     if context.is_constant(x) and offset is not None:
-        taken = offset.astype(np.int32)
-        made = context.derived_constant(x, ("centred", zero), lambda a: a.astype(np.int32) - taken, f"{x}.centred")
+        wide = to_numpy(kind)
+        taken = offset.astype(wide)
+        made = context.derived_constant(x, ("centred", zero, kind), lambda a: a.astype(wide) - taken, f"{x}.centred")
         if made is not None:
             return made
 
     def build(e: ExpressionBuilder, value: int, by: int | None = None) -> int:
-        out = e("cast", value, dtype="i32")
-        return out if by is None else e("sub", out, e("cast", by, dtype="i32"))
+        out = e("cast", value, dtype=kind)
+        return out if by is None else e("sub", out, e("cast", by, dtype=kind))
 
     return context.elementwise([x, zero] if zero else [x], build, context.shape(x), suffix="centred")
 
@@ -190,15 +192,16 @@ def _rows(context: Context, name: str, columns: bool = False) -> tuple[Dim, ...]
 
 
 def _requantize(context: Context, call: Call, product: str, scales: Sequence[str], zero: str, output: str) -> None:
-    """`product` (i32) times the first two scales, over the third, rounded and held within the type of `zero`."""
+    """`product` (i32 or f32) times the first two scales, over the third, rounded and held within the type of `zero`."""
     dtype = context.dtype(zero)
-    if dtype not in INTEGERS:
+    if dtype not in (*INTEGERS, *SMALL_FLOATS):
         raise DeclinedError(f"{call} makes {dtype}, which has no compiled code")
 
     def build(e: ExpressionBuilder, value: int, a: int, b: int, y: int, offset: int) -> int:
         a, b, y = (e("cast", s, dtype="f32") for s in (a, b, y))
         factor = e("cast", e("div", e("mul", a, b), y), dtype="f64")
-        return saturated(e, e("mul", e("cast", value, dtype="f64"), factor), offset, dtype)
+        scaled = e("mul", e("cast", value, dtype="f64"), factor)
+        return _small_float(e, scaled, offset, dtype, "saturate") if dtype in SMALL_FLOATS else saturated(e, scaled, offset, dtype)
 
     context.elementwise([product, *scales, zero], build, context.shape(product), output=output, suffix="requantized")
 
@@ -216,8 +219,9 @@ def _quantized_matmul(context: Context, call: Call) -> None:
         for name in (a_scale, a_zero, b_scale, b_zero, y_scale, y_zero):
             if context.tensor(name).elements != 1:
                 raise DeclinedError(f"{call} multiplies a vector that has more than one scale")
-    left = centred(context, a, a_zero, _rows(context, a_zero))
-    right = centred(context, b, b_zero, _rows(context, b_zero, columns=True))
+    kind = "f32" if {context.dtype(a), context.dtype(b)} & set(SMALL_FLOATS) else "i32"
+    left = centred(context, a, a_zero, _rows(context, a_zero), kind)
+    right = centred(context, b, b_zero, _rows(context, b_zero, columns=True), kind)
     product = context.unique(f"{call.outputs[0]}.product")
     multiply(context, replace(call, inputs=(left, right), outputs=(product,)))
     scales = [context.reshape(a_scale, _rows(context, a_scale)), context.reshape(b_scale, _rows(context, b_scale, columns=True)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sartor.loops.language import Type
-from sartor.loops.llvm_values import float_bits, is_unsigned, number, register, vector
+from sartor.loops.llvm_values import float_bits, is_unsigned, mangled, number, register, vector
 from sartor.loops.target import Target
 from sartor.types import BYTES
 
@@ -20,6 +20,9 @@ class Emitter(Protocol):
 
     def new(self, text: str) -> str:
         """Emits an instruction and returns its result's name."""
+
+    def call(self, intrinsic: str, result: str, *operands: tuple[str, str]) -> str:
+        """The text of a call of an intrinsic; operands are (type, value)."""
 
 
 def converted(emit: Emitter, a: str, source: Type, to: Type) -> str:
@@ -105,7 +108,9 @@ def _single_to_half(emit: Emitter, a: str, single: Type) -> str:
     bits, lanes, half = single.of("u32"), single.lanes, register(single.of("f16"))
     kind, floats, mask = register(bits), register(single), register(single.of("bool"))
     if emit.target.has_half:
-        narrow = emit.new(f"fptrunc {floats} {a} to {vector('half', lanes)}")
+        # LLVM would join this with a rounding from f64 before it, for which there is no instruction but a library.
+        fenced = emit.new(emit.call(f"llvm.arithmetic.fence.{mangled(floats)}", floats, (floats, a)))
+        narrow = emit.new(f"fptrunc {floats} {fenced} to {vector('half', lanes)}")
         return emit.new(f"bitcast {vector('half', lanes)} {narrow} to {half}")
     # Round to nearest even: normal numbers by integers, subnormal ones by adding a float whose last place is 2^-24.
     x = emit.new(f"bitcast {floats} {a} to {kind}")

@@ -10,13 +10,13 @@ from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import floordiv, product
-from sartor.types import to_numpy
+from sartor.types import to_numpy, working
 
 
 def _batch(context: Context, call: Call) -> None:
     """y = x * scale + shift with one scale and shift a channel, computed here where the statistics are constant.
 
-    Before opset 9 there may be one for each element of an image instead.
+    Before opset 9 there may be one for each element of an image instead.  Of 16-bit floats, scale and shift are kept in f32.
     """
     if any(call.outputs[1:]) or call.get("training_mode", 0):
         _batch_training(context, call)
@@ -30,20 +30,32 @@ def _batch(context: Context, call: Call) -> None:
     if all(a is not None for a in arrays):
         s, b, m, v = (np.asarray(a, np.float64) for a in arrays)
         factor = s / np.sqrt(v + epsilon)
-        numbers = to_numpy(context.dtype(scale))
+        numbers = to_numpy(working(context.dtype(scale)))
         factors = context.new_constant(factor.astype(numbers).reshape(per_channel), f"{call.outputs[0]}.scale")
         shifts = context.new_constant((b - m * factor).astype(numbers).reshape(per_channel), f"{call.outputs[0]}.shift")
     else:
         channels = context.shape(scale)
-        dtype = context.dtype(variance)  # may be wider than that of x
-        made = context.elementwise([scale, variance],
-                                   lambda e, s, v: e("div", s, e("sqrt", e("add", v, e.constant(epsilon, dtype)))),
-                                   channels, suffix="scale")
-        shift = context.elementwise([bias, mean, made], lambda e, b, m, f: e("sub", b, e("mul", m, f)), channels, suffix="shift")
+        dtype = working(context.dtype(variance))  # may be wider than that of x
+
+        def factor_of(e: ExpressionBuilder, s: int, v: int) -> int:
+            s, v = (e("cast", value, dtype=dtype) for value in (s, v))
+            return e("div", s, e("sqrt", e("add", v, e.constant(epsilon, dtype))))
+
+        def shift_of(e: ExpressionBuilder, b: int, m: int, f: int) -> int:
+            b, m = (e("cast", value, dtype=dtype) for value in (b, m))
+            return e("sub", b, e("mul", m, f))
+
+        made = context.elementwise([scale, variance], factor_of, channels, suffix="scale")
+        shift = context.elementwise([bias, mean, made], shift_of, channels, suffix="shift")
         shape = (channels[0], *per_channel[1:]) if spatial else channels
         factors, shifts = context.reshape(made, shape), context.reshape(shift, shape)
-    context.elementwise([x, factors, shifts], lambda e, v, f, t: e("add", e("mul", v, f), t), tensor.shape,
-                        output=call.outputs[0])
+
+    def scaled(e: ExpressionBuilder, value: int, factor: int, shift: int) -> int:
+        kind = "f64" if "f64" in (tensor.dtype, context.dtype(factors)) else "f32"
+        value, factor, shift = (e("cast", v, dtype=kind) for v in (value, factor, shift))
+        return e("cast", e("add", e("mul", value, factor), shift), dtype=tensor.dtype)
+
+    context.elementwise([x, factors, shifts], scaled, tensor.shape, output=call.outputs[0])
 
 
 def _batch_training(context: Context, call: Call) -> None:
@@ -142,13 +154,19 @@ def _lp(context: Context, call: Call) -> None:
     x = call.inputs[0]
     tensor = context.tensor(x)
     axis = axis_of(call.get("axis", -1), len(tensor.shape), call)
-    kept = Tensor(tensor.dtype, tuple(1 if i == axis else d for i, d in enumerate(tensor.shape)))
-    norm = context.layer("reduce", [x], kept, op="l1" if call.get("p", 2) == 1 else "l2", axes=(axis,), select_last=False)
-    zero = 0.0
-    context.elementwise(
-        [x, norm],
-        lambda e, v, n: e("select", e("eq", n, e.constant(zero, tensor.dtype)), e.constant(zero, tensor.dtype), e("div", v, n)),
-        tensor.shape, output=call.outputs[0])
+    dtype = working(tensor.dtype)
+    kept = Tensor(dtype, tuple(1 if i == axis else d for i, d in enumerate(tensor.shape)))
+    wide = ExpressionBuilder([tensor.dtype])
+    expression = wide.finish(wide("cast", 0, dtype=dtype)) if dtype != tensor.dtype else None
+    norm = context.layer("reduce", [x], kept, op="l1" if call.get("p", 2) == 1 else "l2", axes=(axis,), select_last=False,
+                         expression=expression)
+
+    def divided(e: ExpressionBuilder, value: int, by: int) -> int:
+        zero = e.constant(0.0, dtype)
+        out = e("select", e("eq", by, zero), zero, e("div", e("cast", value, dtype=dtype), by))
+        return e("cast", out, dtype=tensor.dtype)
+
+    context.elementwise([x, norm], divided, tensor.shape, output=call.outputs[0])
 
 
 def _mean_variance(context: Context, call: Call) -> None:

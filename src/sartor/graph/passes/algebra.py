@@ -17,7 +17,7 @@ from sartor.errors import SartorError
 from sartor.graph.expression import Expression, ExpressionBuilder, Node, identity
 from sartor.graph.layer import Layer
 from sartor.graph.scalars import FLOATS, evaluate_expression
-from sartor.types import to_numpy
+from sartor.types import to_numpy, working
 
 RAW = ""  # stands for the raw result among a layer's operands
 Operands: TypeAlias = tuple[str, ...]
@@ -180,9 +180,9 @@ def _fold(builder: ExpressionBuilder, op: str, args: tuple[int, ...], dtype: str
 
 
 def _number(builder: ExpressionBuilder, value: float, dtype: str) -> int:
-    """A constant node of a float type, its value rounded to that type."""
+    """A constant node of a float type, its value rounded to the type that is computed in."""
     with np.errstate(over="ignore"):
-        return builder.constant(float(np.asarray(value).astype(to_numpy(dtype))), dtype)
+        return builder.constant(float(np.asarray(value).astype(to_numpy(working(dtype)))), dtype)
 
 
 def _cast(b: ExpressionBuilder, args: tuple[int, ...], dtype: str) -> int | None:

@@ -53,7 +53,7 @@ def two(a: Array, b: Array, **attributes: Any) -> Recipe:
 def aligned(kind: Any = np.float32) -> Recipe:
     """Before opset 7 the second operand is aligned to an axis of the first by attributes."""
     a, b = numbers(2, 3, 4, dtype=kind), numbers(3, seed=1, dtype=kind)
-    if kind == bool:
+    if kind is bool:
         a, b = numbers(2, 3, 4) > 0, numbers(3, seed=1) > 0
     return lambda v: Node({"a": a, "b": b}, {"broadcast": 1, "axis": 1}) if v < 7 else Node({"a": a, "b": b[:, None]})
 

@@ -341,3 +341,15 @@ def test_fills_of_a_symbolic_shape():
 def test_einsum_of_diagonals_and_broadcast_sums(equation, shapes):
     feeds = {f"x{i}": rand(*shape) for i, shape in enumerate(shapes)}
     check("Einsum", feeds, equation=equation, symbolic=len(set(equation)) == len(equation) and 1 not in {d for s in shapes for d in s})
+
+
+@pytest.mark.parametrize("size", [3, 9, 11, 1000])
+def test_responses_of_few_and_many_channels(size):
+    x = rand(2, 12, 3, 4)
+    options = {"size": size, "alpha": 0.3, "beta": 0.6, "bias": 2.0}
+    if size < 20:
+        graph = check("LRN", {"x": x}, runtime=True, **options)
+    else:
+        expected = x / (2 + 0.3 / size * (x * x).sum(1, keepdims=True)) ** 0.6
+        graph = check("LRN", {"x": x}, expected=[expected.astype(np.float32)], symbolic=False, **options)
+    assert len(graph.layers) < 20

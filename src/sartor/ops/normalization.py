@@ -12,6 +12,8 @@ from sartor.ops.elementwise import Operator
 from sartor.sizes import floordiv, product
 from sartor.types import to_numpy, working
 
+MOST_SLICES = 9  # neighbouring channels that are slices of their own
+
 
 def _batch(context: Context, call: Call) -> None:
     """y = x * scale + shift with one scale and shift a channel, computed here where the statistics are constant.
@@ -177,10 +179,18 @@ def _mean_variance(context: Context, call: Call) -> None:
 
 
 def _local_response(context: Context, call: Call) -> None:
-    """x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta, the neighbours being shifted slices."""
+    """x / (bias + alpha / size * sum of squares over neighbouring channels) ** beta.
+
+    A few neighbours are shifted slices of one expression; many are a pool along the channels.
+    """
     x = call.inputs[0]
     tensor = context.tensor(x)
     size, alpha, beta, bias = call["size"], call.get("alpha", 1e-4), call.get("beta", 0.75), call.get("bias", 1.0)
+    if size < 1 or len(tensor.shape) < 2:
+        raise ModelError(f"{call} takes {size} channels of an input of type {tensor}")
+    if size > MOST_SLICES:
+        _wide_response(context, call, size, alpha, beta, bias)
+        return
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
     rank, channels = len(tensor.shape), tensor.shape[1]
     shape = (tensor.shape[0], channels + before + after, *tensor.shape[2:])
@@ -196,6 +206,22 @@ def _local_response(context: Context, call: Call) -> None:
         return e("div", value, _power(e, base, beta, tensor.dtype))
 
     context.elementwise([x, *neighbours], build, tensor.shape, output=call.outputs[0])
+
+
+def _wide_response(context: Context, call: Call, size: int, alpha: float, beta: float, bias: float) -> None:
+    x = call.inputs[0]
+    tensor = context.tensor(x)
+    flat = (*tensor.shape[:2], product(tensor.shape[2:]))
+    squares = context.elementwise([x], lambda e, v: e("mul", v, v), tensor.shape, suffix="squares")
+    means = context.layer("pool", [context.reshape(squares, flat, suffix="lines")], Tensor(tensor.dtype, flat), mode="average",
+                          kernel=(size,), strides=(1,), dilations=(1,), pads=((size - 1) // 2, size - 1 - (size - 1) // 2),
+                          include_pad=True)
+
+    def build(e: ExpressionBuilder, value: int, mean: int) -> int:
+        base = e("add", e.constant(bias, tensor.dtype), e("mul", mean, e.constant(alpha, tensor.dtype)))
+        return e("div", value, _power(e, base, beta, tensor.dtype))
+
+    context.elementwise([x, context.reshape(means, tensor.shape, suffix="means")], build, tensor.shape, output=call.outputs[0])
 
 
 def _power(e: ExpressionBuilder, base: int, exponent: float, dtype: str) -> int:

@@ -150,14 +150,33 @@ def test_arrays_for_outputs(program):
         session.run({"s": [rows(1, 5)], "x": rows(1, 5)}, out={"q": y})
 
 
-def test_no_plan_no_profile_and_closed(program):
+def test_plans_and_profiles_show_the_nodes_on_the_host(program):
     session = sartor.Session(program)
-    for call in (lambda: session.plan({"x": (1, 3)}), lambda: session.profile({})):
-        with pytest.raises(SartorError, match="no plan or profile"):
-            call()
+    names = [layer.name for layer in program.layers]
+    plan = session.plan({"x": (1, 3)})
+    assert [(task.layer, task.host) for task in plan.tasks] == [(name, True) for name in names]
+    with pytest.raises(FeedError, match="the shape of the input x is missing"):
+        session.plan({})
+    seconds = session.profile({"s": [rows(1, 1)], "x": rows(1, 2)})
+    assert list(seconds) == names
+    assert all(s > 0 for s in seconds.values())
     session.close()
     with pytest.raises(SartorError, match="closed"):
         session.run({"s": [], "x": rows(1, 1)})
+
+
+def test_a_head_that_waits_for_the_host_itself_runs_in_kernels():
+    nodes = [make_node("Relu", ["x"], ["h"], name="relu"), make_node("RandomUniformLike", ["h"], ["drawn"], name="draw", seed=1.0),
+             make_node("Neg", ["h"], ["n"], name="neg"), make_node("SequenceConstruct", ["n", "drawn"], ["t"], name="pair")]
+    proto = model(nodes, [tensor("x", F32, ["n", 3])], [make_tensor_sequence_value_info("t", F32, None)])
+    program = sartor.compile(proto)
+    assert program.fallbacks == ("draw (RandomUniformLike)", "pair (SequenceConstruct)")
+    session = sartor.Session(program)
+    first, second = session.run({"x": rows(2, 1.5)})["t"]
+    np.testing.assert_array_equal(first, rows(2, -1.5))
+    assert second.shape == (2, 3)
+    assert [task.layer for task in session.plan({"x": (2, 3)}).tasks if task.host] == ["draw", "pair"]
+    assert {"draw", "pair"} < set(session.profile({"x": rows(2, 1.5)}))
 
 
 def test_strings():

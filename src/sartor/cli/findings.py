@@ -177,7 +177,7 @@ def _hosts(graph: Any) -> list[Finding]:
     for layer in graph.layers:
         where = f"node {', '.join(layer.source) or layer.name}"
         types = ", ".join(str(graph.tensors[v]) for v in layer.reads) or "nothing"
-        if layer.kind == "bind":  # nothing to compute
+        if layer.kind in ("bind", "reshape"):  # nothing to compute
             continue
         if layer.bodies:
             for body in layer.bodies:

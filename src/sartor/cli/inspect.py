@@ -98,7 +98,7 @@ def _print_overview(overview: dict[str, Any]) -> None:
             r["layer"],
             r["kind"],
             ", ".join(r["outputs"]),
-            r["template"] or f"HOST {r['operator']}",
+            r["template"] or (f"HOST {r['operator']}" if r["operator"] else "-"),
             f"{r['flop'] / 1e6:.2f}" if r["flop"] is not None else "-",
             bytes_text(r["working_set"]) if r["working_set"] is not None else "-",
             " ".join(f"{k}={v}" for k, v in r["config"].items()) + (" tuned" if r["tuned"] else ""),

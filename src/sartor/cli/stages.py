@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,24 @@ def layer_texts(model: Path, stage: str | None, names: Sequence[str], isa: str |
         raise OptionError(f"{model} is a program, which holds machine code only; give the model it was made of")
     graph = compiler.prepare(str(model))
     device = compiler.device_for(isa)
-    layers = _named(graph.layers, names)
+    within = dict(_nested(graph, ""))
+    layers = [(name, *within[name]) for name in (layer.name for layer in _named([layer for layer, _ in within.values()], names))]
     if stage == "layers":
-        return {layer.name: _definition(layer, graph.tensors) for layer in layers}
-    return {layer.name: _code(graph.problem(layer), device, stage or "loops") for layer in layers}
+        return {name: _definition(layer, owner.tensors) for name, layer, owner in layers}
+    return {name: _code(owner.problem(layer), device, stage or "loops") for name, layer, owner in layers if not layer.bodies}
+
+
+def _nested(graph: Any, prefix: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """All layers, those of bodies after the layer they belong to, by the names a program has for them; each with its graph."""
+    from dataclasses import replace
+
+    from sartor.graph.layer import BODIES
+
+    for layer in graph.layers:
+        name = prefix + layer.name
+        yield name, (replace(layer, name=name), graph)
+        for which, body in zip(BODIES.get(layer.kind, ()), layer.bodies, strict=True):
+            yield from _nested(body, f"{name}/{which}/")
 
 
 def _named(layers: Iterable[Any], names: Sequence[str]) -> list[Any]:
@@ -71,7 +85,7 @@ def _definition(layer: Any, tensors: Any) -> str:
     def value(name: str) -> str:
         return f"{name}: {tensors[name]}" if name else "none"
 
-    attributes = "".join(f", {k}={v}" for k, v in layer.attributes.items() if k != "node")
+    attributes = "".join(f", {k}={v}" for k, v in layer.attributes.items() if k not in ("node", "then", "else", "body"))
     text = f"{', '.join(map(value, layer.outputs))} = {layer.kind}({', '.join(map(value, layer.inputs))}{attributes})"
     if layer.expression is not None and not layer.expression.is_identity:
         extra = f" with {', '.join(f'x{i} = {value(n)}' for i, n in enumerate(layer.extra, 1))}" if layer.extra else ""

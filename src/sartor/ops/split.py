@@ -119,8 +119,8 @@ def _lowered_head(
             if outside.issuperset(error.values):
                 break
             outside.update(error.values)
-        else:  # a head that waits for the host itself gains little
-            return (None, proto) if any(layer.kind == "host" for layer in graph.layers) else (graph, rest)
+        else:
+            return graph, rest
     return None, proto
 
 

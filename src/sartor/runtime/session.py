@@ -290,13 +290,14 @@ class Session:
 
         Where sizes become known only in a run, they count as 0 here.
         """
-        self._need_kernels()
-        for name in self._input_names:
-            if name not in shapes:
-                raise FeedError(f"the shape of the input {name} is missing; expected {self.program.inputs[name]}")
+        for name, tensor in self.program.inputs.items():
+            if name not in shapes and not tensor.opaque:
+                raise FeedError(f"the shape of the input {name} is missing; expected {tensor}")
         for name in shapes:
             if name not in self.program.inputs:
                 raise FeedError(f"the network has no input {name}; it has {', '.join(self._input_names)}")
+        if self._tail is not None:
+            return self._tail.plan(shapes)
         ready = self._ready(tuple(tuple(int(d) for d in shapes[name]) for name in self._input_names))
         stages = [ready.first]
         with self._lock:
@@ -306,7 +307,8 @@ class Session:
 
     def profile(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Seconds of each layer in one run, in order of computation."""
-        self._need_kernels()
+        if self._tail is not None:
+            return self._tail.profile(feeds)
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
         memory = self._take_memory()
@@ -316,10 +318,6 @@ class Session:
         finally:
             self._give_memory(memory)
         return run.seconds
-
-    def _need_kernels(self) -> None:
-        if self._tail is not None:
-            raise SartorError("the model runs on the host, in part or as a whole; it has no plan or profile")
 
     @cached_property
     def tick_rate(self) -> float:

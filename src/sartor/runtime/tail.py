@@ -6,13 +6,15 @@ Its values may be anything ONNX knows: arrays, lists of them for sequences, None
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sartor.errors import FeedError, ProgramError, SartorError, UnsupportedError
+from sartor.fitting.plan import Plan, Task
 from sartor.graph.tensor import Tensor
 from sartor.runtime.program import Program
 from sartor.types import from_numpy
@@ -36,10 +38,46 @@ class TailRunner:
             self.head = Session(kernels, threads=threads)
         self.program = program
         self._lock = threading.Lock()
+        self._started: list[float] | None = None  # when each node did, where a profile is wanted
+        clock = self._note
+
+        class Clocked(ReferenceEvaluator):
+            def _log(self, level: int, pattern: str, *args: Any) -> None:
+                if level == 1:  # said before each node
+                    clock(self)
+
         try:
-            self._evaluator = ReferenceEvaluator(onnx.ModelProto.FromString(program.weights[tail.start :].tobytes()))
+            model = onnx.ModelProto.FromString(program.weights[tail.start :].tobytes())
+            self._evaluator = Clocked(model)
         except Exception as problem:
             raise ProgramError(f"{program.path or 'the program'} holds a model that cannot be run here: {problem}") from problem
+
+        self.layers = [layer.name for layer in program.layers[len(program.layers) - len(model.graph.node) :]]
+
+    def _note(self, evaluator: object) -> None:
+        if self._started is not None and evaluator is self._evaluator:
+            self._started.append(time.perf_counter())
+
+    def plan(self, shapes: Mapping[str, Sequence[int]]) -> Plan:
+        """The head's plan, with the nodes of the tail as tasks on the host."""
+        nodes = tuple(Task(name, "compute", 0, 0, host=True) for name in self.layers)
+        if self.head is None:
+            return Plan(0, 0, 0, 0, nodes)
+        plan = self.head.plan({name: shapes[name] for name in self.head.program.inputs})
+        return replace(plan, tasks=plan.tasks + nodes)
+
+    def profile(self, feeds: Mapping[str, Any]) -> dict[str, float]:
+        """Seconds of each layer of the head and each node of the tail in one run."""
+        seconds = self.head.profile({name: feeds[name] for name in self.head.program.inputs if name in feeds}) if self.head else {}
+        with self._lock:
+            started: list[float] = []
+            self._started = started
+        try:
+            self.run(feeds, None)
+        finally:
+            self._started = None
+        ends = [*started, time.perf_counter()]
+        return seconds | {name: ends[i + 1] - ends[i] for i, name in enumerate(self.layers[: len(started)])}
 
     def run(self, feeds: Mapping[str, Any], out: Mapping[str, Any] | None) -> dict[str, Any]:
         """All outputs by name; those named in `out` are written there.

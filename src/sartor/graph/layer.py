@@ -35,10 +35,11 @@ concat          X...                         axis
 slice           X                            starts, steps (one a dim; Dims and non-zero ints); the output's shape settles the ends
 pad             X                            before (one a dim, Dims, may be negative), mode (constant reflect edge wrap), value (float)
 gather          X, indices                   axis; negative indices count from the end
-resize          X                            mode (nearest linear cubic), scales (one a dim: float, or None for output/input size),
+resize          X                            mode (nearest linear cubic), scales (one a dim: float, a Dim that holds the bits of an f64
+                                             where it depends on data, or None for output/input size), roi (or None),
                                              coordinate (half_pixel, pytorch_half_pixel, align_corners, asymmetric, half_pixel_symmetric,
                                              tf_crop_and_resize), nearest (round_prefer_floor round_prefer_ceil floor ceil), cubic_a,
-                                             exclude_outside, antialias, extrapolation, roi (or None)
+                                             exclude_outside, antialias, extrapolation
 scatter         X [D, C], indices [M] (i64), op (none add mul min max): X with row indices[m] replaced by, or combined with,
                 updates [M, C]               updates[m], for m in order; an index outside 0...D is passed over
 cumulative      X                            op (sum prod), axis, exclusive, reverse: running totals along the axis

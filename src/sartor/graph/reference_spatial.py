@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from sartor.graph.layer import Layer
+from sartor.graph.rules import float_of
 from sartor.graph.scalars import Array
-from sartor.sizes import evaluate
+from sartor.sizes import Size, evaluate
 
 
 def _pads(layer: Layer, rank: int, sizes: Mapping[str, int]) -> tuple[list[int], list[int]]:
@@ -212,7 +213,11 @@ def resize_weights(attributes: Mapping[str, Any], axis: int, size: int, out: int
 
 def resize(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
     """Raw result of `resize`: one dim after the other, each output element a weighted sum of input elements."""
-    x, attributes, original = inputs[0], layer.attributes, inputs[0].dtype
+    x, original = inputs[0], inputs[0].dtype
+    attributes = dict(layer.attributes)
+    for name in ("scales", "roi"):
+        numbers = [float_of(evaluate(s, sizes)) if isinstance(s, Size) else s for s in attributes.get(name) or ()]
+        attributes[name] = numbers or None
     outside = np.zeros(shape, bool)
     for axis, (size, out) in enumerate(zip(x.shape, shape, strict=True)):
         scale = attributes["scales"][axis]

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sartor.sizes import Dim
+
 Numbers: TypeAlias = "Sequence[int | float]"
 Rule: TypeAlias = Callable[[Sequence[Numbers], Sequence[int], Mapping[str, Any]], list[int]]
 
@@ -177,31 +179,6 @@ def _range(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str,
     return [max(ceil(count), 0) if isfinite(count) else -1]
 
 
-def _resize_sizes(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """Sizes wanted of some dimensions, with their aspect ratio kept where the node says so; then the ratio's bits."""
-    wanted, policy = _integers(inputs[0]), options["policy"]
-    if min(wanted, default=1) < 1:
-        raise ValueError(f"is given the sizes {wanted}")
-    if policy == "stretch" or not wanted:
-        return [*wanted, float_bits(1.0)]
-    if min(dims) < 1:
-        raise ValueError(f"keeps the aspect ratio of the sizes {list(dims)}")
-    ratios = [Fraction(size, dim) for size, dim in zip(wanted, dims, strict=True)]
-    ratio = min(ratios) if policy == "not_larger" else max(ratios)
-    return [*(floor(ratio * dim + Fraction(1, 2)) for dim in dims), float_bits(float(ratio))]
-
-
-def _resize_scales(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """Sizes after scaling by floats (and cropping to a region), and the scales' and the region's bits."""
-    scales, region = [float(s) for s in inputs[0]], [float(r) for r in inputs[1]]
-    if not all(0 < s < 1e9 for s in scales) or not all(map(isfinite, region)):
-        raise ValueError(f"is given the scales {scales}" + (f" and the region {region}" if region else ""))
-    half = len(region) // 2
-    cropped = [region[half + i] - region[i] for i in range(half)] or [1.0] * len(scales)
-    sizes = [floor(_single(d * s)) if c == 1 else floor(d * c * s) for d, s, c in zip(dims, scales, cropped, strict=True)]
-    return [*sizes, *map(float_bits, scales), *map(float_bits, region)]
-
-
 def _transform(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
     """Of a transform along an axis: elements before it, its own, those after it, how many points it has and keeps; then the shape."""
     if dims and len(inputs[0]) != 1:
@@ -220,23 +197,49 @@ def _transform(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[
     return [prod(dims[:axis]), dims[axis], prod(dims[axis + 1:]), points, kept, *shape]
 
 
-def _single(x: float) -> float:
-    """The nearest number in single precision."""
-    return float(struct.unpack("<f", struct.pack("<f", x))[0])
+def _resize_sizes(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
+    """Sizes that keep the aspect ratio, and the one scale by which they do."""
+    wanted = _integers(inputs[0])
+    if min((*wanted, *dims), default=1) < 1:
+        raise ValueError(f"is to resize {list(dims)} to {wanted}")
+    ratios = [Fraction(size, dim) for size, dim in zip(wanted, dims, strict=True)]
+    ratio = min(ratios) if options["policy"] == "not_larger" else max(ratios)
+    return [*(floor(ratio * dim + Fraction(1, 2)) for dim in dims), *_bits([float(ratio)])]
 
 
-def float_bits(x: float) -> int:
-    """A float as a size: the bits of its single precision."""
-    return int(struct.unpack("<I", struct.pack("<f", x))[0])
+def _resize_scales(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
+    """Sizes after cropping to a region, if one is given, and scaling; then the scales."""
+    scales, region = ([float(x) for x in numbers] for numbers in inputs)
+    if not all(options["least"] <= s < 1e9 and s > 0 for s in scales) or not all(map(isfinite, region)):
+        raise ValueError(f"is given the scales {scales}" + (f" and the region {region}" if region else ""))
+    half = len(region) // 2
+    cropped = [region[half + i] - region[i] for i in range(half)] or [1.0] * len(scales)
+    sizes = [floor(np.float32(d) * np.float32(s)) if c == 1 else floor(d * c * s) for d, s, c in zip(dims, scales, cropped, strict=True)]
+    return [*sizes, *_bits(scales)]
+
+
+def _floats(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
+    """Numbers that are no sizes, as `float_dim` puts them together."""
+    return _bits([float(x) for x in inputs[0]])
+
+
+def _bits(numbers: Sequence[float]) -> list[int]:
+    """The bits of each number in double precision, as two sizes."""
+    return [part for x in numbers for part in divmod(int.from_bytes(struct.pack(">d", x)), 1 << 32)]
+
+
+def float_dim(high: Dim, low: Dim) -> Dim:
+    """A size that stands for a float that depends on data: the float's bits."""
+    return high * (1 << 32) + low
 
 
 def float_of(bits: int) -> float:
-    """The inverse of `float_bits`."""
-    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+    """The float that a size stands for."""
+    return float(struct.unpack(">d", (bits % (1 << 64)).to_bytes(8))[0])
 
 
 RULES: dict[str, Rule] = {
     "sizes": _sizes, "parts": _parts, "at_most": _at_most, "reshape": _reshape, "expand": _expand, "squeeze": _squeeze,
     "unsqueeze": _unsqueeze, "reduce": _reduce, "slice": _slice, "pad": _pad, "range": _range,
-    "transform": _transform, "resize_sizes": _resize_sizes, "resize_scales": _resize_scales,
+    "transform": _transform, "resize_sizes": _resize_sizes, "resize_scales": _resize_scales, "floats": _floats,
 }

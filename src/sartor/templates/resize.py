@@ -231,7 +231,14 @@ class _Code:
         outside = b.variable("outside", b.constant(False, kind.of("bool"))) if self.crops else None
 
         def take(tap: _Tap) -> None:
-            for x, weight, beyond in self.elements(tap, c, lanes, mask):
+            if self.last is not None and not isinstance(self.last.taps, int):
+                with b.loop("tap", 0, self.taps[self.last.place]) as t:
+                    add(tap, [self.element(tap, t, c, lanes, mask)])
+            else:
+                add(tap, self.elements(tap, c, lanes, mask))
+
+        def add(tap: _Tap, elements: list[tuple[Value, Value | None, Value | None]]) -> None:
+            for x, weight, beyond in elements:
                 if weight is None:
                     total.set(b.broadcast(x, lanes))
                 else:

@@ -13,7 +13,7 @@ from typing import Any
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Type, Value
-from sartor.sizes import Dim, ceildiv, maximum
+from sartor.sizes import Dim, Size, ceildiv, maximum
 from sartor.templates.base import KernelCall
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask
@@ -48,17 +48,17 @@ def resized_dims(problem: Problem) -> list[ResizedDim]:
     return found
 
 
-def _taps(attributes: Any, scale: float | None, size: Dim, out: Dim) -> tuple[Dim, int | None]:
+def _taps(attributes: Any, scale: float | Size | None, size: Dim, out: Dim) -> tuple[Dim, int | None]:
     """How many taps a dim has and, where it is known when compiling, the first one's distance from ceil(x) - 1."""
     if attributes["mode"] == "nearest":
         return 1, 0
     support = 1 if attributes["mode"] == "linear" else 2
     if not attributes.get("antialias"):
         return 2 * support, 1 - support
-    if scale is not None:
+    if scale is not None and not isinstance(scale, Size):
         reach = -floor(-support / min(float(scale), 1.0))
         return 2 * reach, 1 - reach
-    if isinstance(size, int) and isinstance(out, int):
+    if isinstance(size, int) and isinstance(out, int) and scale is None:
         reach = -floor(-support / min(out / size, 1.0)) if size and out else support
         return 2 * reach, 1 - reach
     # ceil(support * size / out) may differ by one from what the rounded quotient gives; one tap more has no weight.
@@ -97,17 +97,23 @@ class _TableCode:
         b = self.b
         self.size, self.out = b.cast(self.size_of, "f64"), b.cast(self.out_of, "f64")
         given = self.attributes["scales"][self.dim.place]
-        self.scale = self.out / self.size if given is None else b.constant(float(given), Type("f64"))
+        self.scale = self.out / self.size if given is None else self.number("scale", given)
         self.length = self.scale * self.size
         along(b, b.begin, b.end, self.lanes, self.some, masked=self.masked)
         return KernelCall(b.finish(), self.slots.arguments, self.dim.out, grain=64)
 
     # --- coordinates ---
 
-    def region(self) -> tuple[float, float]:
+    def number(self, name: str, given: float | Size) -> Value:
+        """A float of the layer's, or one that depends on data: a size that holds its bits."""
+        b = self.b
+        return b.bitcast(self.slots.size(name, given), "f64") if isinstance(given, Size) else b.constant(float(given), Type("f64"))
+
+    def region(self) -> tuple[Value, Value]:
         """The part of the input that is cropped."""
         roi, place = self.attributes.get("roi"), self.dim.place
-        return (float(roi[place]), float(roi[place + len(roi) // 2])) if roi is not None and len(roi) else (0.0, 1.0)
+        begin, end = (roi[place], roi[place + len(roi) // 2]) if roi is not None and len(roi) else (0.0, 1.0)
+        return self.number("begin_of_region", begin), self.number("end_of_region", end)
 
     def position(self, i: Value) -> Value:
         """Where in the input (elements) output elements `i` look."""
@@ -164,7 +170,9 @@ class _TableCode:
         """The first tap relative to ceil(x) - 1."""
         if self.dim.first is not None:
             return self.b.constant(float(self.dim.first), Type("f64"))
-        return 1.0 - self.b.cast(self.taps // 2, "f64")  # type: ignore[arg-type]
+        if isinstance(self.taps, int):
+            return self.b.constant(1.0 - self.taps // 2, Type("f64"))
+        return 1.0 - self.b.cast(self.taps // 2, "f64")
 
     @property
     def normalizes(self) -> bool:

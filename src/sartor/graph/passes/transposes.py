@@ -156,7 +156,7 @@ def _lists(*names: str) -> Callable[[Layer, Perm], dict[str, Any]]:
         out = {name: tuple(layer.attributes[name][i] for i in back) for name in names}
         roi = layer.attributes.get("roi")
         if roi is not None:
-            out["roi"] = tuple(float(roi[i + half]) for half in (0, len(perm)) for i in back)
+            out["roi"] = tuple(roi[i + half] for half in (0, len(perm)) for i in back)
         return out
 
     return change

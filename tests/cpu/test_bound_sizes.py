@@ -106,7 +106,7 @@ def test_expand_and_tile():
     feeds = [(X[:, :1], ints(1, 5, 6)), (X[:1, :1], ints(4, 2, 1)), (X[:, :1, :1], ints(3, 1, 7)), (X[:1, :1], ints(0, 3, 1))]
     check(proto, [{"x": x, "s": s} for x, s in feeds])
     refuses(proto, {"x": X[:, :1], "s": ints(2, 1, 1)}, "cannot expand the shape [3, 1, 6] to [2, 1, 1]")
-    refuses(proto, {"x": X[:1, :1, :1], "s": ints(1 << 40, 1 << 10, 1)}, "[1099511627776, 1024, 1]")
+    refuses(proto, {"x": X[:1, :1, :1], "s": ints(1 << 40, 1 << 10, 1)}, "there is not enough memory", "1099511627776")
     refuses(proto, {"x": X[:1, :1, :1], "s": ints(1 << 50, 1 << 50, 1)}, "which no array can have")
     proto = model("(float[a,b] x, int64[2] s) => (float[p,q] y) { y = Tile(x, s) }")
     check(proto, [{"x": X[0], "s": s} for s in (ints(2, 3), ints(1, 1), ints(0, 2))])

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+LONGEST = 800
+"""Characters of a sentence."""
+
 
 class SartorError(Exception):
     """Base of all errors raised on purpose.  `exit_code` is what the command line returns for it."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """The sentence: one line, and not without end, whatever the names and numbers in it."""
+        text = " ".join(super().__str__().splitlines())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - 100]} ... {text[-90:]}"
 
 
 class ModelError(SartorError):

@@ -8,6 +8,7 @@ import onnx
 import pytest
 from tests.cpu.networks import add, chain, chain_reference, elementwise, graph, program
 
+from sartor.compiler import compile as compile_model
 from sartor.errors import FeedError, OptionError, SartorError
 from sartor.graph.layer import Layer
 from sartor.runtime.session import KEPT_PLANS, Session
@@ -320,3 +321,18 @@ def test_a_failing_host_step_names_itself():
     g = graph({"x": (4,), "s": (1,), "y": (3,)}, ("x",), ("y",), layers, {"s": np.array([3], np.int64)}, {"s": "i64"})
     with pytest.raises(SartorError, match="cut"):
         Session(program(g))(np.ones(4, np.float32))
+
+
+def test_an_input_may_be_given_out_too():
+    value = onnx.helper.make_tensor_value_info
+    for names in (["y", "x"], ["x"], ["x", "x", "y"]):
+        nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+        graph = onnx.helper.make_graph(nodes, "g", [value("x", 1, ["n", 2])], [value(n, 1, ["n", 2]) for n in names])
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+        x = np.float32([[1, -2]])
+        got = Session(compile_model(model, threads=1)).run({"x": x})
+        wanted = {"x": x, "y": np.maximum(x, 0)}
+        assert list(got) == list(dict.fromkeys(names))
+        for name, array in got.items():
+            np.testing.assert_array_equal(array, wanted[name])
+        assert not np.shares_memory(got["x"], x)

@@ -78,7 +78,7 @@ BAD: dict[str, Callable[[Graph], object]] = {
     "has no type": lambda g: g.tensors.pop(g.layers[0].outputs[0]),
     "two layers are named": lambda g: changed(g, 1, name=g.layers[0].name),
     "exists already": lambda g: changed(g, 1, outputs=g.layers[0].outputs),
-    "is made by no layer": lambda g: setattr(g, "outputs", g.inputs),
+    "is made by no layer": lambda g: setattr(g, "outputs", tuple(g.constants)),
     "does not fit": lambda g: changed(g, 0, attributes={"transpose_a": False, "transpose_b": True}),
     "expected 2": lambda g: changed(g, 0, inputs=g.layers[0].inputs[:1]),
     "extra operands but no expression": lambda g: changed(g, 0, extra=g.layers[0].inputs[1:]),

@@ -14,6 +14,7 @@ import onnx
 
 from sartor.cli.common import bytes_text
 from sartor.errors import ModelError, SartorError, UnsupportedError
+from sartor.importers.declared import unknown_attributes
 
 LEVELS = ("unsupported", "host", "suspicious")
 HUGE = 256 << 20
@@ -56,7 +57,7 @@ def examine(path: Path, shapes: Mapping[str, Sequence[int | str]] | None = None)
     model = read_model(path)
     if not model.graph.node and not model.graph.output:
         raise ModelError(f"{path} is not an ONNX model: it holds no graph")
-    found = [*_values(model.graph), *_weights(model.graph, path.parent), *_layers(model, path, shapes)]
+    found = [*_values(model.graph), *_attributes(model), *_weights(model.graph, path.parent), *_layers(model, path, shapes)]
     return sorted(dict.fromkeys(found), key=lambda f: LEVELS.index(f.level))
 
 
@@ -75,6 +76,18 @@ def _values(graph: onnx.GraphProto) -> Iterator[Finding]:
     for tensor in graph.initializer:
         if tensor.name not in read:
             yield Finding("suspicious", f"tensor {tensor.name}", "nothing reads it")
+
+
+def _attributes(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Attributes that their node's operator does not have."""
+    versions = {"" if entry.domain == "ai.onnx" else entry.domain: entry.version for entry in model.opset_import}
+    for number, node in enumerate(model.graph.node):
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        if not onnx.defs.has(node.op_type, versions.get(domain, 0), domain):
+            continue
+        for name in unknown_attributes(node, onnx.defs.get_schema(node.op_type, versions[domain], domain)):
+            where = f"node {node.name or f'{node.op_type}_{number}'}"
+            yield Finding("suspicious", where, f"{node.op_type} has no attribute {name!r}, which is passed over")
 
 
 def _names_read(graph: onnx.GraphProto) -> Iterator[str]:

@@ -84,7 +84,7 @@ def verify(graph: Graph, before: Graph | None = None) -> None:
         if before is None or passed.get(layer.name) is not layer or not _same_types(graph, before, layer):
             _check_layer(graph, layer)
     _check_order(graph)
-    made = {value for layer in graph.layers for value in layer.outputs}
+    made = {*graph.inputs, *(value for layer in graph.layers for value in layer.outputs)}
     for name in graph.outputs:
         if name not in made and name not in graph.inputs:
             raise GraphError(f"the graph's output {name} is made by no layer")

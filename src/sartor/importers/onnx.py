@@ -23,6 +23,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from sartor.errors import ModelError, UnsupportedError
+from sartor.importers.declared import declared_part, undeclared
 from sartor.importers.limits import check_unfolding
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
@@ -78,6 +79,7 @@ def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.
     _densify(proto.graph)
     _check_nodes(proto, what)
     _check_names(proto.graph, what)
+    _forget_maps(proto.graph)
     try:
         model = onnx_ir.from_proto(proto)
     except Exception as error:
@@ -92,6 +94,16 @@ def _checked(proto: onnx.ModelProto, folder: Path | None, what: str) -> onnx_ir.
     except ValueError as error:
         raise ModelError(f"{what} has a cycle: some node needs its own result") from error
     return model
+
+
+def _forget_maps(graph: onnx.GraphProto) -> None:
+    """Drops the declared types of values that are maps, or sequences of them, for which onnx_ir has no form."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        inner = value.type
+        while inner.WhichOneof("value") in ("sequence_type", "optional_type"):
+            inner = getattr(inner, inner.WhichOneof("value")).elem_type
+        if inner.HasField("map_type"):
+            value.ClearField("type")
 
 
 def _drop_doubles(outputs: MutableSequence[onnx_ir.Value]) -> None:
@@ -328,19 +340,22 @@ def _check_nodes(proto: onnx.ModelProto, what: str) -> None:
             raise UnsupportedError(f"{words} is of the domain {domain!r}, whose operators are not known here")
         if domain not in versions:
             raise ModelError(f"{words} is of the domain {domain!r}, of which the model imports no version")
-        declared = onnx.defs.has(node.op_type, versions[domain], domain)
-        if not declared and domain == "" and node.op_type in (*EXPERIMENTAL, *FOREIGN_OPERATORS):
+        known_here = onnx.defs.has(node.op_type, versions[domain], domain)
+        if not known_here and domain == "" and node.op_type in (*EXPERIMENTAL, *FOREIGN_OPERATORS):
             continue
-        if not declared:
+        if not known_here:
             known = onnx.defs.has(node.op_type, domain)
             raise ModelError(f"{words} is no operator of opset {versions[domain]} of domain {domain or 'ai.onnx'!r}"
                              + ("; the model's opset import does not fit its nodes" if known else ""))
+        schema = onnx.defs.get_schema(node.op_type, versions[domain], domain)
+        if wrong := undeclared(node, schema):
+            raise ModelError(f"{words} {wrong}")
         if any(a.HasField("g") or a.graphs or a.HasField("t") or a.tensors for a in node.attribute):
             continue  # holds data or graphs, whose check would need the names around them
-        if onnx.defs.get_schema(node.op_type, versions[domain], domain).deprecated:
+        if schema.deprecated:
             continue  # which the checker refuses, though its meaning is known
         try:
-            onnx.checker.check_node(node, context)
+            onnx.checker.check_node(declared_part(node, schema), context)
         except onnx.checker.ValidationError as error:
             raise ModelError(f"{words} is broken: {_first_line(error)}") from error
 

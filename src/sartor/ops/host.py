@@ -36,6 +36,12 @@ def element_name(number: int) -> str | None:
     return _NAMES.get(number)
 
 
+def type_words(dtype: str) -> str | None:
+    """A tensor type in ONNX's words, as `tensor(float)`; None where ONNX has no name for its elements."""
+    number = _TYPES.get(dtype)
+    return None if number is None else f"tensor({onnx.TensorProto.DataType.Name(number).lower()})"
+
+
 def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     """Emits a `host` layer for any node whose output types onnx can infer."""
     if not onnx.defs.has(call.op_type, call.version, call.domain):

@@ -22,6 +22,7 @@ from sartor.graph.layer import Graph, Tensor
 from sartor.graph.passes.dead import living
 from sartor.ops import OPERATORS, contents, contrib, control, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
+from sartor.ops.declared import check_types
 from sartor.sizes import Dim, Size, at_least, maximum, minimum, substitute, symbol
 from sartor.types import BYTES
 
@@ -249,11 +250,12 @@ def _lower_item(node: onnx_ir.Node, index: int, versions: Mapping[str, int], ori
         if walk.budget[0] < 0:
             raise UnsupportedError("the branches of the model's conditions lead to too many different networks")
         call = _call(walk.context, node, index, versions)
+        check_types(walk.context, call)
         _lower_node(walk, call, versions, values)
     except UnsupportedError as error:
         error.values = values
         raise
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         what = str(call) if call else f"node {node.name!r} ({node.op_type})"
         inputs = ", ".join(str(walk.context.tensor(v)) if v else "none" for v in call.inputs) if call else "none"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -79,7 +79,10 @@ def split(
     OptionError
         `shapes` names an unknown input or has the wrong number of sizes.
     """
-    proto = onnx_ir.to_proto(onnx_ir.external_data.load_to_model(model))
+    try:
+        proto = onnx_ir.to_proto(onnx_ir.external_data.load_to_model(model))
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelError(f"the model cannot be written down again: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
     graph = proto.graph
     made = {v.name for v in graph.input} | {t.name for t in graph.initializer} | {v for node in graph.node for v in node.output}
     for value in graph.output:

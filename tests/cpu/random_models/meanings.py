@@ -1,0 +1,99 @@
+"""Where onnx's reference implementation is wrong, lacks a case or takes too long: what is asked instead, and why.
+
+Each line of `INSTEAD` is (operator, when, instead, why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper
+
+Meaning: TypeAlias = "Callable[[Sequence[Any]], list[Any]]"
+Make: TypeAlias = "Callable[[onnx.NodeProto, int], Meaning]"
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+
+def onnxruntime(node: onnx.NodeProto, opset: int) -> Meaning:
+    """ONNX Runtime, in the operands' own types (single precision where they come in double, which it often lacks)."""
+    import onnxruntime as ort
+
+    sessions: dict[Any, Any] = {}
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        arrays = {n: a for n, a in zip(node.input, operands, strict=False) if n}
+        wide = any(a.dtype == np.float64 for a in arrays.values())
+        given = {n: a.astype(np.float32) if a.dtype == np.float64 else a for n, a in arrays.items()}
+        key = tuple((n, a.dtype.str, a.ndim) for n, a in given.items())
+        if key not in sessions:
+            inputs = [helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), [None] * a.ndim)
+                      for n, a in given.items()]
+            made = [helper.make_empty_tensor_value_info(n) for n in node.output if n]
+            graph = helper.make_graph([node], "one", inputs, made)
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", min(opset, 23))], ir_version=10)
+            options = ort.SessionOptions()
+            options.log_severity_level, options.intra_op_num_threads = 4, 1
+            sessions[key] = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        found = iter(sessions[key].run(None, given))
+        out = [next(found) if n else None for n in node.output]
+        return [o.astype(np.float64) if wide and o is not None and o.dtype == np.float32 else o for o in out]
+
+    return run
+
+
+def coerced(node: onnx.NodeProto, opset: int) -> Meaning:
+    """Softmax and kin before version 13: along all dimensions from `axis` on, as one."""
+    axis = attributes(node).get("axis", 1)
+    flat = onnx.NodeProto()
+    flat.CopyFrom(node)
+    del flat.attribute[:]
+    flat.attribute.append(helper.make_attribute("axis", 1))
+    from tests.cpu.random_models.reference import Evaluator
+
+    evaluator = Evaluator(flat, max(opset, 13))
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = operands[0]
+        rows = int(np.prod(x.shape[: axis % x.ndim], dtype=np.int64))
+        return [y.reshape(x.shape) for y in evaluator.run([x.reshape(rows, -1)])]
+
+    return run
+
+
+def _recurrent(node: onnx.NodeProto, opset: int) -> bool:
+    given = attributes(node)
+    return any(k in given for k in ("activations", "clip", "input_forget")) or (len(node.input) > 4 and node.input[4] != "")
+
+
+def _grouped_bias(node: onnx.NodeProto, opset: int) -> bool:
+    return attributes(node).get("group", 1) > 1 and len(node.input) > 2
+
+
+def _before(version: int) -> Callable[[onnx.NodeProto, int], bool]:
+    return lambda node, opset: opset < version
+
+
+def _always(node: onnx.NodeProto, opset: int) -> bool:
+    return True
+
+
+INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Make, str], ...] = (
+    (("LSTM", "GRU", "RNN"), _recurrent, onnxruntime, "it ignores activations, clip, input_forget and sequence_lens"),
+    (("Softmax", "LogSoftmax", "Hardmax"), _before(13), coerced, "it takes one axis where versions before 13 take all from it on"),
+    (("ConvTranspose",), _grouped_bias, onnxruntime, "it adds each group the first group's bias"),
+    (("GlobalLpPool", "MaxRoiPool"), _always, onnxruntime, "it lacks the operator"),
+)
+
+
+def instead(node: onnx.NodeProto, opset: int) -> Meaning | None:
+    """What to ask in place of the reference, if not the reference."""
+    for operators, when, make, _ in INSTEAD:
+        if node.op_type in operators and when(node, opset):
+            return make(node, opset)
+    return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sartor.errors import ModelError
 from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.ops.windows import output_sizes, split_padding, window
 from sartor.sizes import Dim, maximum
@@ -41,7 +41,7 @@ def _ranks(context: Context, call: Call) -> int:
 def _weight_sizes(context: Context, call: Call) -> tuple[int, ...]:
     sizes = tuple(d for d in context.shape(call.inputs[1]) if isinstance(d, int))
     if len(sizes) != len(context.shape(call.inputs[1])):
-        raise ModelError(f"{call} has weights of symbolic size, {context.tensor(call.inputs[1])}")
+        raise DeclinedError(f"{call} has weights of symbolic size, {context.tensor(call.inputs[1])}")
     return sizes
 
 

@@ -198,19 +198,27 @@ def _even(context: Context, call: Call, dim: Dim) -> list[Dim]:
 
 
 def slice_axis(context: Context, dim: Dim, start: Dim, end: Dim, step: int) -> tuple[Dim, Dim]:
-    """Start and number of elements of a slice of one dimension (NumPy's rules), as formulas."""
+    """Start and number of elements of a slice of one dimension (ONNX's rules: a start before the first element is the first), as formulas."""
     if step > 0:
-        end_at = dim if isinstance(end, int) and end >= _FAR else minimum(_from_end(context, dim, end), dim)
-        begin = _from_end(context, dim, start)
+        begin, end_at = (_far(place, 0, dim) for place in (start, end))
+        end_at = minimum(_from_end(context, dim, end), dim) if end_at is None else end_at
+        begin = _from_end(context, dim, start) if begin is None else begin
         begin = min(begin, dim) if isinstance(begin, int) and isinstance(dim, int) else begin
         return begin, _count(context, dim, end_at - begin, step)
-    begin = dim - 1 if isinstance(start, int) and start >= _FAR else minimum(_from_end(context, dim, start), dim - 1)
-    last: Dim = -1
-    if not (isinstance(end, int) and (end <= -_FAR or (isinstance(dim, int) and end < -dim))):
-        last = _from_end(context, dim, end)
+    begin, last = _far(start, 0, dim - 1), _far(end, -1, dim - 1)
+    begin = minimum(_from_end(context, dim, start), dim - 1) if begin is None else begin
+    if last is None:
+        last = -1 if isinstance(end, int) and isinstance(dim, int) and end < -dim else _from_end(context, dim, end)
     if isinstance(last, int) and isinstance(begin, int):
         last = max(last, -1)
     return begin, _count(context, dim, begin - last, -step)
+
+
+def _far(place: Dim, first: Dim, last: Dim) -> Dim | None:
+    """Where a place is that lies beyond all tensors, before or behind; None for others."""
+    if not isinstance(place, int) or -_FAR < place < _FAR:
+        return None
+    return first if place < 0 else last
 
 
 def _count(context: Context, dim: Dim, span: Dim, step: int) -> Dim:

@@ -187,7 +187,7 @@ OPERATORS: dict[str, Entry] = {
     "Selu": Entry(unary(alpha=real(0, 3), gamma=real(0, 3)), ulps=4, within=9),
     "Shrink": Entry(unary(lambd=real(0, 1), bias=real(-1, 1))),
     "ThresholdedRelu": Entry(unary(alpha=real(-1, 1)), ulps=0),
-    "Gelu": Entry(unary(approximate=lambda m: m.one(("none", "tanh"))), ulps=6, spread=2),
+    "Gelu": Entry(unary(approximate=lambda m: m.one(("none", "tanh"))), ulps=6, spread=2, within=2),
     "Swish": Entry(unary(alpha=real(-2, 2)), ulps=6, spread=1),
     "SwiGLU": Entry(swiglu, ulps=6, spread=1),
     **dict.fromkeys(("Add", "Sub", "Mul"), Entry(binary(), ulps=1)),

@@ -66,6 +66,55 @@ def coerced(node: onnx.NodeProto, opset: int) -> Meaning:
     return run
 
 
+def weighted(node: onnx.NodeProto, opset: int) -> Meaning:
+    """A loss with weights spelled out."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    full = onnx.NodeProto()
+    full.CopyFrom(node)
+    full.input.append("weights of one")
+    evaluator = Evaluator(full, opset)
+    return lambda operands: evaluator.run([*operands, np.ones(operands[0].shape[1], operands[0].dtype)])
+
+
+def absolute_norm(node: onnx.NodeProto, opset: int) -> Meaning:
+    """The norm for p = 1."""
+    axis = attributes(node).get("axis", -1)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = operands[0]
+        norm = np.abs(x).sum(axis=axis, keepdims=True)
+        with np.errstate(all="ignore"):
+            return [np.where(norm == 0, 0, x / norm).astype(x.dtype)]
+
+    return run
+
+
+def local_response(node: onnx.NodeProto, opset: int) -> Meaning:
+    """LRN as its schema has it."""
+    given = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes(node)}
+    below, above = (given["size"] - 1) // 2, given["size"] // 2
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = operands[0]
+        count = x.shape[1]
+        sums = np.stack([(x[:, max(0, c - below) : min(count, c + above + 1)] ** 2).sum(axis=1) for c in range(count)], axis=1)
+        return [(x / (given["bias"] + given["alpha"] / given["size"] * sums) ** given["beta"]).astype(x.dtype)]
+
+    return run
+
+
+def as_newer(version: int) -> Make:
+    """As in a newer version, which says the same."""
+
+    def make(node: onnx.NodeProto, opset: int) -> Meaning:
+        from tests.cpu.random_models.reference import Evaluator
+
+        return Evaluator(node, version).run
+
+    return make
+
+
 def _recurrent(node: onnx.NodeProto, opset: int) -> bool:
     given = attributes(node)
     return any(k in given for k in ("activations", "clip", "input_forget")) or (len(node.input) > 4 and node.input[4] != "")
@@ -73,6 +122,22 @@ def _recurrent(node: onnx.NodeProto, opset: int) -> bool:
 
 def _grouped_bias(node: onnx.NodeProto, opset: int) -> bool:
     return attributes(node).get("group", 1) > 1 and len(node.input) > 2
+
+
+def _unweighted(node: onnx.NodeProto, opset: int) -> bool:
+    return attributes(node).get("ignore_index") == -1 and len(node.input) < 3
+
+
+def _first_norm(node: onnx.NodeProto, opset: int) -> bool:
+    return attributes(node).get("p") == 1
+
+
+def _cropped(node: onnx.NodeProto, opset: int) -> bool:
+    return attributes(node).get("coordinate_transformation_mode") == b"tf_crop_and_resize"
+
+
+def _backwards(node: onnx.NodeProto, opset: int) -> bool:
+    return len(node.input) > 4
 
 
 def _before(version: int) -> Callable[[onnx.NodeProto, int], bool]:
@@ -87,6 +152,12 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("LSTM", "GRU", "RNN"), _recurrent, onnxruntime, "it ignores activations, clip, input_forget and sequence_lens"),
     (("Softmax", "LogSoftmax", "Hardmax"), _before(13), coerced, "it takes one axis where versions before 13 take all from it on"),
     (("ConvTranspose",), _grouped_bias, onnxruntime, "it adds each group the first group's bias"),
+    (("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _unweighted, weighted, "it counts elements that ignore_index = -1 names"),
+    (("LpNormalization",), _first_norm, absolute_norm, "it adds the elements instead of their absolute values"),
+    (("LRN",), _always, local_response, "it computes as many channels as there are images"),
+    (("Slice",), _backwards, onnxruntime, "a start before the first element is cut to the first element where a step is negative"),
+    (("BatchNormalization",), _before(14), as_newer(15), "it trains where a node has one output and so does not"),
+    (("Resize",), _cropped, onnxruntime, "it leaves the crop's extent out of the output's size"),
     (("GlobalLpPool", "MaxRoiPool"), _always, onnxruntime, "it lacks the operator"),
 )
 

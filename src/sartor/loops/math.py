@@ -461,33 +461,35 @@ def tan(b: Builder, x: Value) -> Value:
     return b.select(odd, -cosine, sine) / b.select(odd, sine, cosine)
 
 
-def _atan_with(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
-    a = _absolute(b, x)
+def _atan_of(b: Builder, a: Value, coefficients: Sequence[float]) -> Value:
+    """The inverse tangent of a number that is not negative."""
     inverted = a > 1.0
     t = b.select(inverted, 1.0, a) / b.select(inverted, a, 1.0)
     z = t * t
     p = b.fma(polynomial(b, z, coefficients) * z, t, t)
-    return b.binary("copysign", b.select(inverted, _HALF_PI - p, p), x)
+    return b.select(inverted, _HALF_PI - p, p)
 
 
 def atan(b: Builder, x: Value) -> Value:
     """The inverse tangent, within 3 ULP: a polynomial of x or 1 / x."""
-    return _atan_with(b, x, _ATAN64 if _is_double(b, x, "atan") else _ATAN32)
+    return b.binary("copysign", _atan_of(b, _absolute(b, x), _ATAN64 if _is_double(b, x, "atan") else _ATAN32), x)
 
 
 def _asin_with(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
-    return _atan_with(b, x / b.unary("sqrt", (1.0 - x) * (x + 1.0)), coefficients)
+    return _atan_of(b, _absolute(b, x / b.unary("sqrt", (1.0 - x) * (x + 1.0))), coefficients)
 
 
 def _acos_with(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
-    return _atan_with(b, b.unary("sqrt", (1.0 - x) / (x + 1.0)), coefficients) * 2.0
+    return _atan_of(b, b.unary("sqrt", (1.0 - x) / (x + 1.0)), coefficients) * 2.0
 
 
 def asin(b: Builder, x: Value) -> Value:
     """The inverse sine as atan(x / sqrt(1 - x^2)), within 2 ULP in f32 (computed in f64) and 6 in f64; NaN beyond 1."""
     if _is_double(b, x, "asin"):
-        return _asin_with(b, x, _ATAN64)
-    return b.cast(_asin_with(b, b.cast(x, "f64"), _ATAN32), "f32")
+        value = _asin_with(b, x, _ATAN64)
+    else:  # the sign is put on in f32: LLVM would narrow that of an f64 to f16 by a call where the result is
+        value = b.cast(_asin_with(b, b.cast(x, "f64"), _ATAN32), "f32")
+    return b.binary("copysign", value, x)
 
 
 def acos(b: Builder, x: Value) -> Value:

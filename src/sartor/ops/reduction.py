@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import FLOATS, Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, product
 
@@ -20,12 +21,26 @@ def reduction(op: str) -> Operator:
             _emit_bound(context, call, op)
             return
         if not given and call.get("noop_with_empty_axes", 0):
-            context.copy(x, call.outputs[0])
+            _each(context, x, op, call.outputs[0])
             return
         axes = sorted({axis_of(a, rank, call) for a in given}) if given else list(range(rank))
         emit(context, call, op, axes, bool(call.get("keepdims", 1)))
 
     return lower
+
+
+def _each(context: Context, x: str, op: str, output: str) -> None:
+    """A reduction along no axes: each element by itself."""
+    if op not in ("l1", "l2", "sum_square", "log_sum"):
+        context.copy(x, output)
+        return
+    if op == "log_sum" and context.dtype(x) not in (*FLOATS, "bf16"):
+        raise DeclinedError(f"{context.call} takes logarithms of {context.dtype(x)}")
+
+    def build(e: ExpressionBuilder, value: int) -> int:
+        return e("mul", value, value) if op == "sum_square" else e("log" if op == "log_sum" else "abs", value)
+
+    context.elementwise([x], build, context.shape(x), output=output)
 
 
 def _emit_bound(context: Context, call: Call, op: str) -> None:

@@ -158,6 +158,7 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("Slice",), _backwards, onnxruntime, "a start before the first element is cut to the first element where a step is negative"),
     (("BatchNormalization",), _before(14), as_newer(15), "it trains where a node has one output and so does not"),
     (("Resize",), _cropped, onnxruntime, "it leaves the crop's extent out of the output's size"),
+    (("DynamicQuantizeLinear",), _always, onnxruntime, "an input of zeros has the scale 1/255 there, 1 in ONNX Runtime, 0 in the schema"),
     (("GlobalLpPool", "MaxRoiPool"), _always, onnxruntime, "it lacks the operator"),
 )
 

@@ -103,7 +103,7 @@ def batch_norm(m: Maker, op: str) -> None:
 
 
 def local_response(m: Maker, op: str) -> None:
-    x, shape, _ = channels(m, op, low=3, high=5)
+    x, _, _ = channels(m, op, low=3, high=5)
     m.node(op, [x], size=m.one((1, 2, 3, 5)), alpha=m.one((None, 0.01, 0.5)), beta=m.one((None, 0.5)), bias=m.one((None, 2.0)))
 
 

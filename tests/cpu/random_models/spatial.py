@@ -148,6 +148,7 @@ def unpool(m: Maker, op: str) -> None:
     m.node(op, inputs, kernel_shape=kernel, strides=kernel)
 
 
+SCALES = (0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)  # exact, since the reference and others round a size times another scale differently
 COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 
 
@@ -167,7 +168,7 @@ def resize(m: Maker, op: str) -> None:
     if mode == "cubic" and m.dtype_of(x) in ("uint8", "bool"):
         raise SkipError("cubic sums that leave the type's range")
     listed = m.opset >= 18 and m.chance(0.4)
-    targets = [m.one((0.5, 0.6, 1.0, 1.5, 2.0, 2.6, 3.0)) if a in axes and shape[a] > 1 else m.one((1.0, 2.0)) if a in axes else 1.0
+    targets = [m.one(SCALES) if a in axes and shape[a] > 1 else m.one((1.0, 2.0)) if a in axes else 1.0
                for a in range(rank)]
     shown = [m.axis_sign(a, rank) for a in axes] if listed else None
     scales = [targets[a] for a in axes] if listed else targets

@@ -198,7 +198,7 @@ def _even(context: Context, call: Call, dim: Dim) -> list[Dim]:
 
 
 def slice_axis(context: Context, dim: Dim, start: Dim, end: Dim, step: int) -> tuple[Dim, Dim]:
-    """Start and number of elements of a slice of one dimension (ONNX's rules: a start before the first element is the first), as formulas."""
+    """Start and number of elements of a slice of one dimension, as formulas; a start before the first element is the first."""
     if step > 0:
         begin, end_at = (_far(place, 0, dim) for place in (start, end))
         end_at = minimum(_from_end(context, dim, end), dim) if end_at is None else end_at

@@ -52,6 +52,17 @@ FAILED: dict[str, tuple[str, dict[str, Any]]] = {
         {"x": np.array([-3, 3, 1.5, -1, -0.5, -2], np.float32)}),
     "quantized weights of a symbolic size": (
         '20]> g (uint8[1,n,5] x, uint8[2,n,3] w) => (uint8[?,?,?] y) <float s={0.1}, uint8 z={3}> { y = QLinearConv(x, s, z, w, s, z, s, z) }', {"x": (1, 4, 5), "w": (2, 4, 3)}),
+    "statistics of a layer norm, whose variance is small beside its mean": (
+        '20]> g (float[n,6] x, float[6] s) => (float[?,?] y, float[?,?] m, float[?,?] i) { y, m, i = LayerNormalization(x, s) }',
+        {"x": np.random.default_rng(0).normal(100, 0.05, (3, 6)).astype(np.float32), "s": (6,)}),
+    "shrinking integers": ('20]> g (int8[n] x) => (int8[?] y) { y = Shrink<bias=0.46, lambd=1.5>(x) }', {"x": np.arange(-9, 9, dtype=np.int8)}),
+    "epsilon where it is not given, in f64": (
+        '20]> g (double[2,3,n] x, double[3] s) => (double[?,?,?] y) { y = InstanceNormalization(x, s, s) }', {"x": (2, 3, 9), "s": (3,)}),
+    "sampling in f64": (
+        '22]> g (double[1,2,4,n] x, double[1,3,2,2] p) => (double[?,?,?,?] y) { y = GridSample(x, p) }',
+        {"x": (1, 2, 4, 5), "p": np.random.default_rng(0).uniform(-1, 1, (1, 3, 2, 2))}),
+    "bias of a grouped transposed convolution": (
+        '20]> g (float[1,4,n] x) => (float[?,?,?] y) <float[4,1,2] w={1,2,3,4,5,6,7,8}, float[2] b={1,10}> { y = ConvTranspose<group=2>(x, w, b) }', {"x": (1, 4, 5)}),
 }  # fmt: skip
 
 

@@ -69,8 +69,9 @@ class Call:
         return self.attributes[attribute]
 
     def get(self, attribute: str, default: Any = None) -> Any:
-        """The attribute's value, or `default` where it is not given."""
-        return self.attributes.get(attribute, default)
+        """The attribute's value, or `default` where it is not given (in single precision, as attributes are)."""
+        value = self.attributes.get(attribute, default)
+        return float(np.float32(value)) if isinstance(value, float) else value
 
     def __str__(self) -> str:
         return f"node {self.name!r} ({self.op_type})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sartor.errors import ModelError
+from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError
@@ -41,6 +41,8 @@ def _ranks(context: Context, call: Call) -> int:
 def _weight_sizes(context: Context, call: Call) -> tuple[int, ...]:
     sizes = tuple(d for d in context.shape(call.inputs[1]) if isinstance(d, int))
     if len(sizes) != len(context.shape(call.inputs[1])):
+        if call.op_type == "ConvTranspose" and call.get("group", 1) > 1 and call.input(2):  # the reference adds the wrong bias
+            raise UnsupportedError(f"{call} has groups, a bias, and weights of symbolic size, {context.tensor(call.inputs[1])}")
         raise DeclinedError(f"{call} has weights of symbolic size, {context.tensor(call.inputs[1])}")
     return sizes
 

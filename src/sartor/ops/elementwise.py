@@ -9,7 +9,7 @@ from typing import TypeAlias
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.scalars import evaluate_expression
-from sartor.ops.context import CONTENT_LIMIT, Build, Call, Context, DeclinedError
+from sartor.ops.context import CONTENT_LIMIT, FLOATS, Build, Call, Context, DeclinedError
 from sartor.types import BYTES, width
 
 Operator: TypeAlias = Callable[[Context, Call], None]
@@ -271,8 +271,11 @@ def _thresholded_relu(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> 
 
 def _shrink(e: ExpressionBuilder, x: int, c: Constant, call: Call) -> int:
     bias, limit = call.get("bias", 0.0), call.get("lambd", 0.5)
+    dtype = e.nodes[x].dtype
+    if dtype not in FLOATS and dtype != "bf16":  # integers too are compared and moved as numbers, then cut
+        x, c = e("cast", x, dtype="f64"), lambda value: e.constant(value, "f64")
     high = e("select", e("gt", x, c(limit)), e("sub", x, c(bias)), c(0.0))
-    return e("select", e("lt", x, c(-limit)), e("add", x, c(bias)), high)
+    return e("cast", e("select", e("lt", x, c(-limit)), e("add", x, c(bias)), high), dtype=dtype)
 
 
 def _prelu(context: Context, call: Call) -> None:

@@ -8,7 +8,7 @@ from sartor.errors import ModelError
 from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops.context import Call, Context, DeclinedError, axis_of
-from sartor.ops.elementwise import Operator
+from sartor.ops.elementwise import CASTS, Operator
 from sartor.sizes import floordiv, product
 from sartor.types import to_numpy, working
 
@@ -104,16 +104,42 @@ def _affine(context: Context, dtype: str, scale: str, bias: str) -> tuple[Expres
 
 def _layer(mode: str) -> Operator:
     def lower(context: Context, call: Call) -> None:
-        if any(call.outputs[1:]):
-            raise DeclinedError(f"{call} gives its statistics")
         tensor = context.tensor(call.inputs[0])
         rank = len(tensor.shape)
         axis = axis_of(call.get("axis", -1), rank, call)
         expression, extra = _affine(context, tensor.dtype, call.input(1), call.input(2))
         context.layer("normalize", call.inputs[:1], tensor, output=call.outputs[0], expression=expression, extra=extra,
                       axes=tuple(range(axis, rank)), mode=mode, epsilon=float(call.get("epsilon", 1e-5)))
+        if any(call.outputs[1:]):
+            _statistics(context, call, axis)
 
     return lower
+
+
+def _statistics(context: Context, call: Call, axis: int) -> None:
+    """The mean, and the inverse of the standard deviation, of each row."""
+    x, epsilon = call.inputs[0], float(call.get("epsilon", 1e-5))
+    tensor = context.tensor(x)
+    axes = tuple(range(axis, len(tensor.shape)))
+    kind = "f64" if tensor.dtype == "f64" else "f32"
+    kept = (*tensor.shape[:axis], *[1] * len(axes))
+    wide = context.elementwise([x], lambda e, v: e("cast", v, dtype=kind), tensor.shape, suffix="wide")
+    mean = context.layer("reduce", [wide], Tensor(kind, kept), suffix="mean", op="mean", axes=axes, select_last=False)
+
+    def square(e: ExpressionBuilder, v: int, m: int) -> int:
+        distance = e("sub", v, m)
+        return e("mul", distance, distance)
+
+    squares = context.elementwise([wide, mean], square, tensor.shape, suffix="squares")
+    spread = context.layer("reduce", [squares], Tensor(kind, kept), suffix="variance", op="mean", axes=axes, select_last=False)
+    made = CASTS.get(call.get("stash_type", 1), kind)
+    if call.output(1):
+        context.elementwise([mean], lambda e, m: e("cast", m, dtype=made), kept, output=call.outputs[1])
+    if call.output(2):
+        def inverse(e: ExpressionBuilder, v: int) -> int:
+            return e("cast", e("reciprocal", e("sqrt", e("add", v, e.constant(epsilon, kind)))), dtype=made)
+
+        context.elementwise([spread], inverse, kept, output=call.outputs[2])
 
 
 def _instance(context: Context, call: Call) -> None:

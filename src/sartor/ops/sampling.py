@@ -21,23 +21,24 @@ MOST_PIXELS = 16  # that one output is made of
 
 
 class _Axis:
-    """Builds the places and weights along one spatial dimension, in f32."""
+    """Builds the places and weights along one spatial dimension, in f64 where the grid is, else in f32."""
 
     def __init__(self, e: ExpressionBuilder, grid: int, size: int, mode: str, padding: str, align: bool) -> None:
         self.e, self.mode, self.padding = e, mode, padding
-        self.zero, self.one = e.constant(0.0, "f32"), e.constant(1.0, "f32")
-        half = e.constant(0.5, "f32")
-        self.size = e("cast", size, dtype="f32")
+        self.kind = kind = "f64" if e.nodes[grid].dtype == "f64" else "f32"
+        self.zero, self.one = e.constant(0.0, kind), e.constant(1.0, kind)
+        half = e.constant(0.5, kind)
+        self.size = e("cast", size, dtype=kind)
         self.end = e("sub", self.size, self.one)
-        self.low = self.zero if align else e.constant(-0.5, "f32")
+        self.low = self.zero if align else e.constant(-0.5, kind)
         self.high = self.end if align else e("sub", self.size, half)
-        given = e("add", e("cast", grid, dtype="f32"), self.one)
+        given = e("add", e("cast", grid, dtype=kind), self.one)
         at = e("mul", e("mul", given, half), self.end) if align else e("mul", e("sub", e("mul", given, self.size), self.one), half)
         at = e("round", at) if mode == "nearest" else at
         at = at if padding == "zeros" else self.brought_in(at)
-        far = e.constant(-4.0, "f32")
+        far = e.constant(-4.0, kind)
         at = e("select", e("is_nan", at), far, at)
-        self.at = e("min", e("max", at, far), e("add", self.size, e.constant(4.0, "f32")))
+        self.at = e("min", e("max", at, far), e("add", self.size, e.constant(4.0, kind)))
         self.base = e("floor", self.at)
 
     def clamped(self, at: int) -> int:
@@ -57,14 +58,14 @@ class _Axis:
 
     def place(self, tap: int) -> int:
         """The pixel of a tap, always inside."""
-        e, at = self.e, self.e("add", self.base, self.e.constant(float(tap), "f32"))
+        e, at = self.e, self.e("add", self.base, self.e.constant(float(tap), self.kind))
         at = self.brought_in(at) if self.padding == "reflection" else at
         at = self.clamped(e("select", e("is_nan", at), self.zero, at))
         return e("cast", at, dtype="i64")
 
     def weight(self, tap: int) -> int:
         """What the pixel of a tap counts."""
-        e, at = self.e, self.e("add", self.base, self.e.constant(float(tap), "f32"))
+        e, at = self.e, self.e("add", self.base, self.e.constant(float(tap), self.kind))
         distance = e("abs", e("sub", self.at, at))
         weight = {"nearest": lambda: self.one, "linear": lambda: e("sub", self.one, distance),
                   "cubic": lambda: self.cubic(distance, tap)}[self.mode]()
@@ -76,9 +77,9 @@ class _Axis:
         """The cubic convolution kernel at distance x: up to 1 for the two taps in the middle, 1 to 2 for the others."""
         a = CUBIC
         factors = (a + 2, -(a + 3), 0.0, 1.0) if tap in (0, 1) else (a, -5 * a, 8 * a, -4 * a)
-        total = self.e.constant(factors[0], "f32")
+        total = self.e.constant(factors[0], self.kind)
         for factor in factors[1:]:
-            total = self.e("add", self.e("mul", total, x), self.e.constant(factor, "f32"))
+            total = self.e("add", self.e("mul", total, x), self.e.constant(factor, self.kind))
         return total
 
 

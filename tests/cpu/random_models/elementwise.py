@@ -167,6 +167,12 @@ def swiglu(m: Maker, op: str) -> None:
     m.node(op, [a, m.tensor(m.dtype_of(a), m.shape_of(a))], alpha=m.real(-2, 2) if m.chance(0.5) else None)
 
 
+def beyond_small(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:
+    """Integers near the ends of their type, which a bias may carry over."""
+    x = operands[0]
+    return abs(x.astype(np.float64)) > 100 if x.dtype.kind in "iu" else np.zeros(x.shape, bool)
+
+
 def real(low: float, high: float) -> Any:
     return lambda m: m.real(low, high)
 
@@ -185,7 +191,7 @@ OPERATORS: dict[str, Entry] = {
     "HardSigmoid": Entry(unary(alpha=real(-1, 1), beta=real(-1, 1)), ulps=4, spread=2),
     "LeakyRelu": Entry(unary(alpha=real(-1, 1))),
     "Selu": Entry(unary(alpha=real(0, 3), gamma=real(0, 3)), ulps=4, within=9),
-    "Shrink": Entry(unary(lambd=real(0, 1), bias=real(-1, 1))),
+    "Shrink": Entry(unary(lambd=real(0, 1), bias=real(-1, 1)), unspecified=beyond_small),
     "ThresholdedRelu": Entry(unary(alpha=real(-1, 1)), ulps=0),
     "Gelu": Entry(unary(approximate=lambda m: m.one(("none", "tanh"))), ulps=6, spread=2, within=2),
     "Swish": Entry(unary(alpha=real(-2, 2)), ulps=6, spread=1),

@@ -115,7 +115,7 @@ def _node(node: onnx.NodeProto, entry: Entry, operands: Sequence[Expected | None
             own = entry.ulps * (unit * (np.abs(as_wide(rounded)) + entry.within) + smallest(right.dtype.name))
             tolerance = np.where(np.isfinite(own), own, 0) + (0 if tolerance is None else tolerance)
         if entry.unspecified and number == 0 and (open_ := entry.unspecified(node, [o.native if o else None for o in operands])).any():
-            tolerance = np.where(open_, np.inf, 0 if tolerance is None else tolerance)
+            tolerance = np.where(np.broadcast_to(open_, right.shape), np.inf, 0 if tolerance is None else tolerance)
         out.append(Expected(right, rounded, tolerance))
     return out
 

@@ -20,6 +20,43 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
+def explicit(node: onnx.NodeProto, opset: int) -> Meaning:
+    """A pool with its padding in numbers: as many windows as strides begin, what is missing at the ends, never less than nothing."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    given = attributes(node)
+    upper = given.pop("auto_pad") == b"SAME_UPPER"
+    kernel = given["kernel_shape"]
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        before, after = [], []
+        for i, size in enumerate(operands[0].shape[2:]):
+            stride, reach = given.get("strides", [1] * 8)[i], (kernel[i] - 1) * given.get("dilations", [1] * 8)[i] + 1
+            pad = max((-(-size // stride) - 1) * stride + reach - size, 0)
+            before.append(pad // 2 if upper else pad - pad // 2)
+            after.append(pad - before[-1])
+        other = helper.make_node(node.op_type, node.input, node.output, **{**given, "pads": before + after})
+        return list(Evaluator(other, opset).run(operands))
+
+    return run
+
+
+def biased(node: onnx.NodeProto, opset: int) -> Meaning:
+    """A transposed convolution without its bias, which is added after."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    plain = onnx.NodeProto()
+    plain.CopyFrom(node)
+    del plain.input[2]
+    evaluator = Evaluator(plain, opset)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        (y,) = evaluator.run(operands[:2])
+        return [(y + operands[2].reshape(-1, *[1] * (y.ndim - 2))).astype(y.dtype)]
+
+    return run
+
+
 def onnxruntime(node: onnx.NodeProto, opset: int) -> Meaning:
     """ONNX Runtime, in the operands' own types (single precision where they come in double, which it often lacks)."""
     import onnxruntime as ort
@@ -140,6 +177,10 @@ def _backwards(node: onnx.NodeProto, opset: int) -> bool:
     return len(node.input) > 4
 
 
+def _same(node: onnx.NodeProto, opset: int) -> bool:
+    return attributes(node).get("auto_pad", b"").startswith(b"SAME")
+
+
 def _before(version: int) -> Callable[[onnx.NodeProto, int], bool]:
     return lambda node, opset: opset < version
 
@@ -151,7 +192,7 @@ def _always(node: onnx.NodeProto, opset: int) -> bool:
 INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Make, str], ...] = (
     (("LSTM", "GRU", "RNN"), _recurrent, onnxruntime, "it ignores activations, clip, input_forget and sequence_lens"),
     (("Softmax", "LogSoftmax", "Hardmax"), _before(13), coerced, "it takes one axis where versions before 13 take all from it on"),
-    (("ConvTranspose",), _grouped_bias, onnxruntime, "it adds each group the first group's bias"),
+    (("ConvTranspose",), _grouped_bias, biased, "it adds each group the first group's bias"),
     (("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _unweighted, weighted, "it counts elements that ignore_index = -1 names"),
     (("LpNormalization",), _first_norm, absolute_norm, "it adds the elements instead of their absolute values"),
     (("LRN",), _always, local_response, "it computes as many channels as there are images"),
@@ -159,6 +200,8 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("BatchNormalization",), _before(14), as_newer(15), "it trains where a node has one output and so does not"),
     (("Resize",), _cropped, onnxruntime, "it leaves the crop's extent out of the output's size"),
     (("DynamicQuantizeLinear",), _always, onnxruntime, "an input of zeros has the scale 1/255 there, 1 in ONNX Runtime, 0 in the schema"),
+    (("MaxPool", "AveragePool", "LpPool"), _same, explicit, "its padding is wrong with dilations, and less than nothing with long strides"),
+    (("RoiAlign",), _before(16), onnxruntime, "it moves places by half a pixel, as only newer versions do"),
     (("GlobalLpPool", "MaxRoiPool"), _always, onnxruntime, "it lacks the operator"),
 )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
+import onnx
 from tests.cpu.random_models.elementwise import DATA_TYPES
 from tests.cpu.random_models.fills import between, is_float, normal, positive, small, uniform
 from tests.cpu.random_models.maker import Entry, Maker, SkipError
@@ -39,6 +43,8 @@ def gemm(m: Maker, op: str) -> None:
     if m.opset < 11 or m.chance(0.7):
         inputs.append(m.tensor(dtype, m.one(((columns,), (1, columns), (rows, 1), (rows, columns), (), (1,))), constant=0.6))
     whole = not is_float(dtype)
+    if whole:  # products that the type holds, since the reference computes them in double precision
+        inputs = [m.new(dtype, m.shape_of(n), between(0, 9)) for n in inputs]
     m.node(op, inputs, transA=turn_a or None, transB=turn_b or None,
            alpha=float(m.number(1, 3)) if whole else m.one((None, m.real(-2, 2))),
            beta=float(m.number(1, 3)) if whole else m.one((None, 0.0, m.real(-2, 2))))
@@ -99,6 +105,11 @@ def quantize(m: Maker, op: str) -> None:
         made = DATA_TYPES[target]
     given = m.axis_sign(axis, len(shape)) if manner != "tensor" and m.has(op, "axis") else None
     m.node(op, inputs, axis=given, block_size=block, output_dtype=made)
+
+
+def not_finite(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:
+    """What the reference makes of infinities is left to the processor's conversions."""
+    return np.array(not np.isfinite(operands[0].astype(np.float64)).all())
 
 
 def dynamic_quantize(m: Maker, op: str) -> None:
@@ -163,7 +174,7 @@ def recurrent(m: Maker, op: str) -> None:
     if direction == "reverse":
         attributes["direction"] = direction
     if not plain and m.chance(0.3):
-        attributes["activations"] = [m.one(("Sigmoid", "Tanh", "Relu", "Softsign", "Softplus")) for _ in range(names * ways)]
+        attributes["activations"] = [m.one(("Sigmoid", "Tanh", "Softsign", "HardSigmoid")) for _ in range(names * ways)]
     if not plain and m.chance(0.3):
         attributes["clip"] = m.one((0.5, 1.0))
     if op == "GRU":
@@ -279,9 +290,9 @@ OPERATORS: dict[str, Entry] = {
     "Gemm": Entry(gemm, ulps=4, spread=8, weight=2),
     "Einsum": Entry(einsum, ulps=4, spread=8, weight=2),
     "MatMulInteger": Entry(matmul, ulps=0),
-    "QuantizeLinear": Entry(quantize, ulps=0, spread=2),
+    "QuantizeLinear": Entry(quantize, ulps=0, spread=2, unspecified=not_finite),
     "DequantizeLinear": Entry(quantize, ulps=1),
-    "DynamicQuantizeLinear": Entry(dynamic_quantize, ulps=2, spread=2),
+    "DynamicQuantizeLinear": Entry(dynamic_quantize, ulps=2, spread=2, unspecified=not_finite),
     "QLinearMatMul": Entry(quantized_matmul, ulps=0, spread=4),
     "QLinearConv": Entry(quantized_conv, ulps=0, spread=4),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), Entry(recurrent, ulps=8, spread=16)),
@@ -289,8 +300,8 @@ OPERATORS: dict[str, Entry] = {
     "RotaryEmbedding": Entry(rotary, ulps=4, spread=4),
     "LinearAttention": Entry(linear_attention, ulps=8, spread=16),
     "Det": Entry(determinant, ulps=4, spread=16),
-    "DFT": Entry(fourier, ulps=8, spread=16),
-    "STFT": Entry(short_fourier, ulps=8, spread=16),
+    "DFT": Entry(fourier, ulps=8, spread=16, within=2),
+    "STFT": Entry(short_fourier, ulps=8, spread=16, within=2),
     **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), Entry(window_function, ulps=8, within=1, precision="float32")),
     "MelWeightMatrix": Entry(mel, ulps=8, within=1, precision="float32"),
 }

@@ -137,6 +137,6 @@ OPERATORS: dict[str, Entry] = {
     **dict.fromkeys(REDUCTIONS, Entry(reduce, ulps=4, spread=4)),
     **dict.fromkeys(("ReduceMax", "ReduceMin"), Entry(reduce, ulps=0)),
     **dict.fromkeys(("CumSum", "CumProd"), Entry(cumulative, ulps=2, spread=4)),
-    **{op: Entry(make, ulps=8, spread=8) for op, make in NORMALISATION.items()},
+    **{op: Entry(make, ulps=8, spread=16, within=1 if "Loss" in op else 0) for op, make in NORMALISATION.items()},
 }
 

@@ -114,7 +114,8 @@ def _node(node: onnx.NodeProto, entry: Entry, operands: Sequence[Expected | None
             unit = epsilon(entry.precision or right.dtype.name)
             own = entry.ulps * (unit * (np.abs(as_wide(rounded)) + entry.within) + smallest(right.dtype.name))
             tolerance = np.where(np.isfinite(own), own, 0) + (0 if tolerance is None else tolerance)
-        if entry.unspecified and number == 0 and (open_ := entry.unspecified(node, [o.native if o else None for o in operands])).any():
+        open_ = entry.unspecified(node, [o.native if o else None for o in operands]) if entry.unspecified else np.array(False)
+        if open_.any() and (number == 0 or not open_.ndim):
             tolerance = np.where(np.broadcast_to(open_, right.shape), np.inf, 0 if tolerance is None else tolerance)
         out.append(Expected(right, rounded, tolerance))
     return out
@@ -151,7 +152,7 @@ def _shift(operand: Expected, entry: Entry, rng: np.random.Generator, draw: int)
         other = rng.integers(0, 2, array.shape).astype(array.dtype)
         return np.where(np.isinf(tolerance), other, array)
     wide = _widened(array) if entry.wide else as_wide(array)
-    step = entry.spread * epsilon(array.dtype.name) * np.abs(wide)
+    step = entry.spread * max(epsilon(array.dtype.name), epsilon(entry.precision)) * np.abs(wide)
     step = np.where(np.isfinite(step), step, 0)
     if tolerance is not None:
         step = step + np.where(np.isinf(tolerance), 1 + np.abs(np.where(np.isfinite(wide), wide, 0)), tolerance)

@@ -242,7 +242,8 @@ class Entry:
     precision
         The element type whose rounding counts, where it is not the result's.
     unspecified
-        Tells from a node and its operands which elements of its first result ONNX leaves open.
+        Tells from a node and its operands which elements of its first result ONNX leaves open; one answer without dimensions
+        holds for all results.
     weight
         How often it is drawn.
     """

@@ -129,7 +129,7 @@ def absolute_norm(node: onnx.NodeProto, opset: int) -> Meaning:
 
 def local_response(node: onnx.NodeProto, opset: int) -> Meaning:
     """LRN as its schema has it."""
-    given = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0, **attributes(node)}
+    given = {"alpha": float(np.float32(1e-4)), "beta": 0.75, "bias": 1.0, **attributes(node)}
     below, above = (given["size"] - 1) // 2, given["size"] // 2
 
     def run(operands: Sequence[Any]) -> list[Any]:

@@ -319,6 +319,7 @@ OPERATORS: dict[str, Entry] = {
     **{op: Entry(make, ulps=4, spread=8) for op, make in SUMS.items()},
     "Conv": Entry(convolution, ulps=4, spread=8, weight=3),
     "Resize": Entry(resize, ulps=4, spread=8, weight=3, unspecified=unspecified_resize),
+    "GridSample": Entry(grid_sample, ulps=4, spread=8, precision="float32"),
     "DeformConv": Entry(deform_conv, ulps=4, spread=8, precision="float32"),  # the reference works out places in it
     **{op: Entry(make, ulps=0) for op, make in {
         "MaxPool": pool, "GlobalMaxPool": global_pool, "MaxUnpool": unpool, "MaxRoiPool": max_roi_pool, "ConvInteger": conv_integer,

@@ -127,3 +127,40 @@ def test_flex_attention(attributes):
     assert "host" not in kinds(graph)
     want = ReferenceEvaluator(model).run(None, feeds)[0]
     np.testing.assert_allclose(evaluate_graph(graph, feeds)["y"], want, rtol=1e-4, atol=1e-5)
+
+
+def linear_feeds(rule, heads, groups, past, per_row, dtype=np.float32):
+    steps, depth, columns = 4, 3, 5
+    feeds = {"q": rand(BATCH, steps, heads * depth), "k": rand(BATCH, steps, groups * depth), "v": rand(BATCH, steps, groups * columns)}
+    if past:
+        feeds["s"] = rand(BATCH, groups, depth, columns)
+    if "gated" in rule:
+        feeds["d"] = -np.abs(rand(BATCH, steps, groups * (depth if per_row else 1)))
+    if "delta" in rule:
+        feeds["b"] = RNG.random((BATCH, steps, 1 if per_row else groups)).astype(np.float32)
+    return {name: (x * 0.5).astype(dtype) for name, x in feeds.items()}
+
+
+@pytest.mark.parametrize("rule", ["linear", "gated", "delta", "gated_delta"])
+@pytest.mark.parametrize(("heads", "groups", "past", "per_row"), [(2, 2, False, True), (4, 2, True, False), (3, 1, True, True)])
+def test_linear_attention(rule, heads, groups, past, per_row):
+    feeds = linear_feeds(rule, heads, groups, past, per_row)
+    order = [name if name in feeds else "" for name in "qkvsdb"]
+    while not order[-1]:
+        order.pop()
+    node = oh.make_node("LinearAttention", order, ["y", "n"], q_num_heads=heads, kv_num_heads=groups, update_rule=rule)
+    dims = {name: ["b", *(["t"] if name != "s" else [groups]), *x.shape[2:]] for name, x in feeds.items()}
+    model = make_model([node], feeds, ["y", "n"], None, 27, dims)
+    graph = lower_model(model)
+    assert "host" not in kinds(graph)
+    got = evaluate_graph(graph, feeds)
+    for name, want in zip(("y", "n"), ReferenceEvaluator(model).run(None, feeds), strict=True):
+        assert got[name].dtype == want.dtype
+        np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rule_without_its_inputs_is_refused():
+    feeds = linear_feeds("linear", 2, 2, False, False)
+    node = oh.make_node("LinearAttention", list(feeds), ["y", "n"], q_num_heads=2, kv_num_heads=2, update_rule="delta")
+    with pytest.raises(ModelError, match="update rule 'delta'"):
+        lower_model(make_model([node], feeds, ["y", "n"], None, 27))

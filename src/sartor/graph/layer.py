@@ -24,6 +24,12 @@ normalize       X                            axes, mode (layer: (x - mean) / sqr
 attention       Q [B, S, H, D], K [B, T, G, D], V [B, T, G, E], mask ("" or broadcast to [B, H, S, T]; f32 added, bool: False = -inf)
                                              scale, causal (query s sees key t <= s + T - S); G divides H.  Result [B, S, H, E];
                                              a query whose scores are all -inf gives NaN, or zeros where zero_unseen
+linear_attention  Q [B, T, H, D],            scale.  Each step a matrix S [D, E] of each of G groups of heads fades, S = decay * S (by row
+                K [B, T, G, D],              or whole), takes in a key and a value, S += k (outer) beta * (v - S^T k), or v without beta,
+                V [B, T, G, E],              and gives scale * S^T q.  All but Q, K and V may be ""; the state is S at first.
+                state [B, G, D, E],          Result [B, G, T*H/G + D, E]: of each step the rows of the group's queries, then the last S
+                decay [B, T, G, 1 or D],
+                beta [B, T, 1 or G]
 recurrent       X [S, B, D*G*H],             the time loop of a cell (lstm: G = 4, gru: 3, rnn: 1 gates of H units, in ONNX's order) in D
                 R [D, H, G*H], lengths,      directions: reverse (one bool a direction), activations (a direction: (name, alpha, beta)...),
                 h [D, B, H], c [D, B, H],    clip (of gates' inputs, or None), linear_before_reset, input_forget.  X holds the inputs'
@@ -103,9 +109,9 @@ from sartor.sizes import Dim, Size, symbols
 
 __all__ = ["BODIES", "KINDS", "OPAQUE", "Graph", "Layer", "Problem", "Tensor"]
 
-KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention", "recurrent",
-         "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter", "cumulative", "topk", "fourier",
-         "determinant", "regions", "nonzero", "order", "suppress", "bind", "if", "loop", "scan", "host")
+KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention",
+         "linear_attention", "recurrent", "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter",
+         "cumulative", "topk", "fourier", "determinant", "regions", "nonzero", "order", "suppress", "bind", "if", "loop", "scan", "host")
 
 BODIES: Mapping[str, tuple[str, ...]] = {"if": ("then", "else"), "loop": ("body",), "scan": ("body",)}
 """The attributes of control layers that are graphs."""

@@ -17,7 +17,7 @@ from sartor.errors import FeedError, GraphError, SartorError
 from sartor.graph.control import run_layer
 from sartor.graph.layer import BODIES, Graph, Layer, Problem
 from sartor.graph.reference_numeric import determinant, fourier, regions
-from sartor.graph.reference_recurrent import recurrent
+from sartor.graph.reference_recurrent import linear_attention, recurrent
 from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
 from sartor.graph.rules import known
 from sartor.graph.scalars import FLOATS, Array, evaluate_expression
@@ -204,7 +204,8 @@ def _sizes(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Map
 _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]], Array]] = {
     "matmul": _matmul, "convolution": convolution, "deconvolution": deconvolution, "pool": pool, "reduce": _reduce,
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
-    "pad": pad, "resize": resize, "recurrent": recurrent, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
+    "pad": pad, "resize": resize, "recurrent": recurrent,
+    "linear_attention": linear_attention, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
     "fourier": fourier, "determinant": determinant, "regions": regions,
     "nonzero": _nonzero, "order": _order, "suppress": _suppress,
     "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),

@@ -1,4 +1,5 @@
-"""The meaning in NumPy of the kind `recurrent`: the time loop of LSTM, GRU and RNN, after their inputs were multiplied."""
+"""The meaning in NumPy of the kinds with a loop over time: `recurrent` (LSTM, GRU and RNN, after their inputs were multiplied) and
+`linear_attention`."""
 
 from __future__ import annotations
 
@@ -98,4 +99,26 @@ def recurrent(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: 
         out[steps, d] = h
         if layer.attributes["cell"] == "lstm":
             out[steps + 1, d] = c
+    return out
+
+
+def linear_attention(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    """The results of all steps, then the matrix as it is left: see the table in `sartor.graph.layer`."""
+    given = iter(inputs)
+    q, k, v, state, decay, beta = (next(given) if name else None for name in layer.inputs)
+    assert q is not None and k is not None and v is not None
+    (batch, steps, heads, depth), (groups, columns) = q.shape, v.shape[2:]
+    matrix = np.zeros((batch, groups, depth, columns), q.dtype) if state is None else state
+    out = np.zeros(shape, q.dtype)
+    ratio = heads // groups
+    for t in range(steps):
+        value = v[:, t]
+        if decay is not None:
+            matrix = matrix * decay[:, t, :, :, None]
+        if beta is not None:
+            value = beta[:, t, :, None] * (value - np.einsum("bgde,bgd->bge", matrix, k[:, t]))
+        matrix = matrix + k[:, t, :, :, None] * value[:, :, None, :]
+        queries = q[:, t].reshape(batch, groups, ratio, depth)
+        out[:, :, t * ratio:(t + 1) * ratio] = np.einsum("bgrd,bgde->bgre", queries, matrix) * q.dtype.type(layer.attributes["scale"])
+    out[:, :, steps * ratio:] = matrix
     return out

@@ -16,18 +16,18 @@ from sartor.sizes import Dim, Size, floordiv, product
 from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
-PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "scatter", "cumulative", "topk", "fourier", "determinant", "nonzero", "order",
-         "suppress", *OPAQUE)  # all kinds that carry no expression
+PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "linear_attention", "scatter", "cumulative", "topk", "fourier", "determinant",
+         "nonzero", "order", "suppress", *OPAQUE)  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
-           "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
+           "linear_attention": 6, "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
            "scatter": 3, "cumulative": 1, "topk": 1, "fourier": 3, "determinant": 1, "regions": 3, "nonzero": 1, "order": 1,
            "suppress": 5}
 _ATTRIBUTES = {
     "matmul": ("transpose_a", "transpose_b"), "convolution": ("strides", "dilations", "pads", "groups"),
     "deconvolution": ("strides", "dilations", "pads", "groups"), "pool": ("mode", "kernel", "strides", "dilations", "pads"),
     "reduce": ("op", "axes"), "softmax": ("axis",), "normalize": ("axes", "mode", "epsilon"), "attention": ("scale", "causal"),
-    "recurrent": ("cell", "reverse", "activations", "clip", "linear_before_reset", "input_forget"),
+    "linear_attention": ("scale",), "recurrent": ("cell", "reverse", "activations", "clip", "linear_before_reset", "input_forget"),
     "transpose": ("perm",), "concat": ("axis",), "slice": ("starts", "steps"), "pad": ("before", "mode"), "gather": ("axis",),
     "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
@@ -131,7 +131,7 @@ def _check_layer(graph: Graph, layer: Layer) -> None:
             raise GraphError(f"{where} has {len(layer.outputs)} outputs; expected one")
         if (count := _INPUTS.get(layer.kind)) is not None and len(layer.inputs) != count:
             raise GraphError(f"{where} has {len(layer.inputs)} inputs; expected {count}")
-        if "" in layer.inputs[:{"attention": 3, "recurrent": 2}.get(layer.kind)]:
+        if "" in layer.inputs[:{"attention": 3, "linear_attention": 3, "recurrent": 2}.get(layer.kind)]:
             raise GraphError(f"{where} lacks an input")
     if layer.kind in PLAIN and (layer.expression is not None or layer.extra):
         raise GraphError(f"{where} carries an expression, which kinds that only move elements cannot")
@@ -294,6 +294,21 @@ def _attention(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
     return mask and not differ(q[3], k[3]) and _same(k[:3], v[:3]) and _same((*q[:3], v[3]), output.shape)
 
 
+def _linear_attention(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    given = iter(inputs)
+    shapes = [next(given).shape if name else None for name in layer.inputs]
+    q, k, v = shapes[:3]
+    if q is None or k is None or v is None or not len(q) == len(k) == len(v) == len(output.shape) == 4:
+        return False
+    batch, steps, heads, depth = q
+    state, decay, beta = shapes[3:]
+    per_row = decay is None or (len(decay) == 4 and _same(decay[:3], v[:3]) and (decay[3] == 1 or not differ(decay[3], depth)))
+    rates = beta is None or (len(beta) == 3 and _same(beta[:2], v[:2]) and (beta[2] == 1 or not differ(beta[2], v[2])))
+    return (_same(k[:3], v[:3]) and _same((batch, steps, depth), (k[0], k[1], k[3])) and per_row and rates
+            and (state is None or _same(state, (batch, v[2], depth, v[3])))
+            and _same((batch, v[2], floordiv(steps * heads, v[2]) + depth, v[3]), output.shape))
+
+
 def _recurrent(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
     x, weights = inputs[0].shape, inputs[1].shape
     if not len(x) == len(weights) == len(output.shape) - 1 == 3 or layer.attributes["cell"] not in GATES:
@@ -378,7 +393,8 @@ def _unchanged(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
 _SHAPES: dict[str, Callable[[Layer, list[Tensor], Tensor], bool]] = {
     "elementwise": lambda layer, inputs, output: True,  # operands were checked with the expression
     "matmul": _matmul, "convolution": _convolution, "deconvolution": _deconvolution, "pool": _pool, "reduce": _reduce,
-    "softmax": _unchanged, "normalize": _unchanged, "attention": _attention, "recurrent": _recurrent,
+    "softmax": _unchanged, "normalize": _unchanged, "attention": _attention, "linear_attention": _linear_attention,
+    "recurrent": _recurrent,
     "transpose": _transpose, "concat": _concat, "gather": _gather,
     "slice": _each_dim("starts"), "pad": _each_dim("before"), "resize": _each_dim("scales"),
     "reshape": lambda layer, inputs, output: not differ(inputs[0].elements, output.elements),

@@ -330,7 +330,65 @@ def _flex_attention(context: Context, call: Call) -> None:
     _finish(context, call, attend(context, call, operands, scores))
 
 
+# --- linear attention ------------------------------------------------------------------------------------------------------
+
+
+_RULES = {"linear": (False, False), "gated": (True, False), "delta": (False, True), "gated_delta": (True, True)}
+"""By the name of an update rule whether the state fades, and whether what it knows of a key is taken off the value."""
+
+
+def _linear_attention(context: Context, call: Call) -> None:
+    query, key, value, past, decay, beta = (call.input(i) for i in range(6))
+    rule, heads, groups = call.get("update_rule", "gated_delta"), call["q_num_heads"], call["kv_num_heads"]
+    if rule not in _RULES or _RULES[rule] != (bool(decay), bool(beta)):
+        raise ModelError(f"{call} has the update rule {rule!r}, which is unknown or does not fit its inputs")
+    if heads < 1 or groups < 1 or heads % groups:
+        raise ModelError(f"{call} has {heads} heads of queries for {groups} of keys")
+    dtype = context.dtype(query)
+    kind = "f64" if dtype == "f64" else "f32"
+    q, k, v = (split_heads(context, call, _as(context, x, kind), n) for x, n in ((query, heads), (key, groups), (value, groups)))
+    batch, steps, _, depth = context.shape(q)
+    columns = context.shape(v)[3]
+    for x in (k, v):
+        context.same(context.shape(x)[0], batch, "the batch")
+        context.same(context.shape(x)[1], steps, "the steps")
+    context.same(context.shape(k)[3], depth, "the width of heads")
+    if isinstance(depth, Size) or isinstance(columns, Size):
+        raise DeclinedError(f"{call} has heads of symbolic width")
+    if decay:
+        fading = context.elementwise([decay], lambda e, x: e("exp", e("cast", x, dtype=kind)), context.shape(decay), suffix="fading")
+        decay = context.reshape(fading, (batch, steps, groups, floordiv(context.shape(decay)[2], groups)))
+    ratio = heads // groups
+    rows = steps * ratio
+    state = _as(context, past, kind) if past else ""
+    inputs = [q, k, v, state, decay, _as(context, beta, kind) if beta else ""]
+    scale = float(call.get("scale", 0.0)) or default_scale(context, call, q)
+    whole = context.layer("linear_attention", inputs, Tensor(kind, (batch, groups, rows + depth, columns)), scale=scale)
+
+    def part(first: Dim, count: Dim, suffix: str) -> str:
+        return context.layer("slice", [whole], Tensor(kind, (batch, groups, count, columns)), suffix=suffix, starts=(0, 0, first, 0),
+                             steps=(1, 1, 1, 1))
+
+    if call.output(1):
+        _as(context, part(rows, depth, "present"), context.dtype(past) if past else dtype, call.outputs[1])
+    if call.output(0):
+        results = context.reshape(part(0, rows, "results"), (batch, groups, steps, ratio, columns))
+        turned = context.transpose(results, (0, 2, 1, 3, 4), suffix="steps_outside")
+        _as(context, context.reshape(turned, (batch, steps, heads * columns)), dtype, call.outputs[0])
+
+
+def _as(context: Context, value: str, dtype: str, output: str | None = None) -> str:
+    """A value in another element type; itself where it has that one and no name is given."""
+    if output is None and context.dtype(value) == dtype:
+        return value
+    if context.dtype(value) == dtype:
+        context.copy(value, output or "")
+        return output or value
+    return context.elementwise([value], lambda e, x: e("cast", x, dtype=dtype), context.shape(value), output=output, suffix="cast")
+
+
 OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "Attention"): _attention,
+    ("", "LinearAttention"): _linear_attention,
     ("ai.onnx.preview", "FlexAttention"): _flex_attention,
 }

@@ -13,6 +13,7 @@ from dataclasses import replace
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
+from sartor.ops import attention
 from sartor.ops.attention import Scores, as_i64, attend, default_scale, join_heads, split_heads, visible, with_past
 from sartor.ops.context import Call, Context
 from sartor.ops.contrib import operators, temporary, unsupported
@@ -378,9 +379,15 @@ def _wide(context: Context, bias: str, keys: Dim) -> str:
     return context.layer("pad", [bias], result, suffix="bias", before=(0,) * len(tensor.shape), mode="constant", value=-math.inf)
 
 
+def _linear(context: Context, call: Call) -> None:
+    _refuse(call, ("state_window",))
+    attention.OPERATORS["", "LinearAttention"](context, call)
+
+
 OPERATORS: dict[tuple[str, str], Operator] = operators([
     ("Attention", _attention),
     ("GroupQueryAttention", _group_query),
+    ("LinearAttention", _linear),
     ("MultiHeadAttention", _multi_head),
     ("QAttention", _quantized_attention),
     ("RotaryEmbedding", _rotary),

@@ -17,6 +17,7 @@ from sartor.templates.elementwise import Elementwise
 from sartor.templates.fourier import Fourier
 from sartor.templates.gather import Gather
 from sartor.templates.gemm import GEMM
+from sartor.templates.linear_attention import LinearAttention
 from sartor.templates.matmul import MATMUL
 from sartor.templates.matvec import MATVEC
 from sartor.templates.movement import Concat, Pad, Slice
@@ -51,6 +52,7 @@ TEMPLATES: tuple[Template, ...] = (
     Softmax(),
     Normalize(),
     Attention(),
+    LinearAttention(),
     Recurrent(),
     Transpose(),
     Concat(),

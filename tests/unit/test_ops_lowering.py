@@ -265,10 +265,11 @@ def test_a_branch_decided_by_sizes():
     np.testing.assert_array_equal(evaluate_graph(graph, {"x": X})["y"], X + 1)
 
 
-def test_an_undecided_branch_goes_to_the_host_with_what_it_captures():
+def test_an_undecided_branch_is_a_layer_with_bodies_that_reads_what_they_capture():
     graph = lowered([branches()], {"x": X, "c": np.array(True)}, dims={"x": ["a", "b", 4]})
     layer, = graph.layers
-    assert (layer.kind, layer.inputs, layer.attributes["captures"]) == ("host", ("c", "x"), ("x",))
+    assert (layer.kind, layer.inputs) == ("if", ("c", "x"))
+    assert [kinds(body) for body in layer.bodies] == [["elementwise"], ["elementwise"]]
     assert str(graph.tensors["y"]) == "f32[a, b, 4]"
 
 

@@ -274,3 +274,38 @@ def test_upsampling_by_scales_of_the_run():
     with sartor.Session(sartor.compile(proto)) as session:
         np.testing.assert_array_equal(session.run({"x": X[0], "f": np.array([2, 3], np.float32)})["y"], X[0].repeat(2, 0).repeat(3, 1))
     refuses(proto, {"x": X[0], "f": np.array([2, 0.5], np.float32)}, "(Upsample) is given the scales [2.0, 0.5]")
+
+
+# --- what follows ----------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_the_run_may_turn_out_to_be_one():
+    proto = model("""(float[n] x, float[m] u, int64[2] s, int64[2] t, float[3,4] w) => (float[a,b] y, float[c,d] z) {
+        p = Reshape(x, s)  q = Reshape(u, t)  y = Add(p, w)  z0 = Mul(q, p)  z = Sub(z0, q) }""")
+    shapes = [((3, 4), (3, 1)), ((1, 4), (5, 1)), ((1, 1), (2, 3)), ((3, 1), (1, 1)), ((3, 4), (0, 4)), ((3, 1), (3, 0))]
+    feeds = [{"x": np.arange(np.prod(s), dtype=np.float32), "u": np.ones(np.prod(t), np.float32), "s": ints(*s), "t": ints(*t),
+              "w": X[:, :, 0]} for s, t in shapes if 0 not in t]  # fmt: skip
+    check(proto, feeds)
+    refuses(proto, feeds[0] | {"x": feeds[0]["x"][:8], "s": ints(2, 4)}, "the network cannot work at the sizes")
+    refuses(proto, feeds[0] | {"u": np.ones(8, np.float32), "t": ints(2, 4)}, "the network cannot work at the sizes")
+
+
+def test_places_of_the_run_are_one_cut_at_the_start():
+    proto = model("""(float[a,4,b] x, int64[3] s, int64[1] i, int64[1] e, int64[6] p) => (float[l,m,n] y) {
+        r = Exp(x)  h = Relu(r)  c = Slice(h, i, e)  q = Pad(c, p)  y = Reshape(q, s) }""")
+    program = sartor.compile(proto, threads=1)
+    assert len(program.blueprint.stages) == 4  # the pad waits for the sizes of the slice, the reshape for those of the pad
+    proto = model("""(float[a,4] x, int64[2] s, int64[2] t, int64[1] i, int64[1] e) => (float[l,m] y, float[n,o] z, float[c,o2] w) {
+        r = Exp(x)  y = Reshape(r, s)  h = Relu(r)  z = Reshape(h, t)  w = Slice(h, i, e) }""")
+    program = sartor.compile(proto, threads=1)
+    assert [len(stage) for stage in program.blueprint.stages] == [3, len(program.blueprint.stages[1])]
+    feeds = [{"x": X[0], "s": ints(*s), "t": ints(*t), "i": ints(i), "e": ints(4)} for s, t, i in (((2, -1), (8, 3), 1), ((6, 4), (-1, 1), 0))]
+    check(model("""(float[a,6] x, int64[2] s, int64[2] t, int64[1] i, int64[1] e) => (float[l,m] y, float[n,o] z, float[c,o2] w) {
+        r = Sigmoid(x)  y = Reshape(r, s)  h = Relu(r)  z = Reshape(h, t)  w = Slice(h, i, e) }"""), feeds)
+
+
+def test_sizes_of_the_run_inside_of_a_body():
+    proto = model("""(float[a,b] x, int64[2] s, bool c) => (float[p,q] y) {
+        r = Relu(x)
+        y = If(c) <then_branch = t () => (float[p,q] u) { u = Reshape(r, s) }, else_branch = e () => (float[p,q] v) { v = Neg(r) }> }""")
+    check(proto, [{"x": X[0], "s": ints(*s), "c": np.array(c)} for s, c in (((8, 3), True), ((2, -1), True), ((1, 1), False))])

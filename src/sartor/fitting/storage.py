@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from sartor.graph.expression import identity
-from sartor.graph.layer import Graph, Layer, Tensor
+from sartor.graph.layer import Graph, Layer, Tensor, layer_symbols
 from sartor.sizes import Dim, product
 
 RootKind: TypeAlias = Literal["arena", "input", "output", "constant"]
@@ -121,11 +121,19 @@ class _Planner:
             self._add_user(layer)
         self.stage = dict.fromkeys((*graph.inputs, *graph.constants), 0)
         stage = 0
+        known: set[str] = set()  # sizes that the bind layers just before make known
         self.ending: dict[str, int] = {}  # of layers that make sizes known: the stage they end
         for layer in graph.layers:
-            if layer.attributes.get("defines"):
+            symbols = {entry[0] for entry in layer.attributes.get("defines", ())}
+            if layer.kind == "bind" and known and not known & layer_symbols(graph.tensors, layer):
+                self.ending[layer.name] = stage - 1  # the same cut as that of the layer before
+                known |= symbols
+            elif symbols:
                 self.ending[layer.name] = stage
+                known = symbols if layer.kind == "bind" else set()
                 stage += 1
+            else:
+                known = set()
             self.stage |= dict.fromkeys(layer.outputs, stage)
 
     def _add_user(self, layer: Layer) -> None:

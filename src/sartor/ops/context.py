@@ -19,7 +19,7 @@ from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.ops.assume import Facts, assumed
-from sartor.sizes import Atom, Dim, Size, maximum, symbol
+from sartor.sizes import Atom, Dim, Size, maximum, minimum, symbol, symbols
 from sartor.types import BYTES, from_numpy, to_numpy
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -99,6 +99,7 @@ class Context:
         self._derived: dict[tuple[Any, ...], str] = {}
         self._symbols: set[str] = around._symbols if around else set()
         self._layer_names: set[str] = around._layer_names if around else set()
+        self._bound: set[str] = set()  # symbols that depend on data
         self._made: set[str] = set()  # contents that exist as tensors too
 
     # --- values ------------------------------------------------------------------------------------------------------------
@@ -447,6 +448,7 @@ class Context:
             if any(isinstance(d, Size) for d in self.shape(name)) or self.dtype(name) == "string":
                 raise DeclinedError(f"{self.call} needs the contents of {name!r}, which may be of any length")
         found: list[Dim] = [self.symbol(f"{self.call.output(0)}.{rule}_{place}") for place in range(count)]
+        self._bound |= {str(symbol) for symbol in found}
         if count:
             defines = tuple((str(symbol), place) for place, symbol in enumerate(found))
             attributes = {"rule": rule, "dims": tuple(dims), "options": {**options, "what": str(self.call)}, "defines": defines}
@@ -515,8 +517,11 @@ class Context:
             return self.new_constant(np.arange(dim, dtype=np.int64), f"{self.call.output(0)}.iota")
         return self.layer("iota", [], Tensor("i64", (dim,)))
 
-    def broadcast(self, shapes: Sequence[Sequence[Dim]]) -> tuple[Dim, ...]:
-        """The shape that all `shapes` broadcast to."""
+    def broadcast(self, shapes: Sequence[Sequence[Dim]], bound: bool = False) -> tuple[Dim, ...]:
+        """The shape that all `shapes` broadcast to.
+
+        Sizes of which it is not known whether they are 1 are taken not to be, but for `bound` those that depend on data.
+        """
         rank = max((len(s) for s in shapes), default=0)
         out: list[Dim] = []
         for axis in range(rank):
@@ -530,9 +535,20 @@ class Context:
                 elif dim != 1 and common != dim and _at_most_one(dim):
                     self._note_one(dim)
                 elif dim != 1:
-                    common = self.same(common, dim, f"dimension {axis}")
+                    loose = bound and common != dim and not self._bound.isdisjoint(symbols(common) | symbols(dim))
+                    common = self._joined(common, dim) if loose else self.same(common, dim, f"dimension {axis}")
             out.append(common)
         return tuple(out)
+
+
+    def _joined(self, a: Dim, b: Dim) -> Dim:
+        """What two sizes broadcast to, of which either may turn out to be 1."""
+        if isinstance(b, int):
+            a, b = b, a
+        one = minimum(a, 1) - minimum(maximum(a - 1, 0), 1)  # 1 where a is 1, else 0
+        out = a if isinstance(a, int) else a + one * (b - 1)
+        self.graph.conditions.append(((b - 1) * (b - out), 0))
+        return out
 
 
 def fraction(x: float) -> Any:

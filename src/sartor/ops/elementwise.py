@@ -23,7 +23,7 @@ def emit(context: Context, call: Call, operands: Sequence[str], build: Build) ->
     """Emits the node's output as an element-wise layer over broadcast operands."""
     if any(context.dtype(v) == "string" for v in operands):
         raise DeclinedError(f"{call} works on strings")
-    shape = context.broadcast([context.shape(v) for v in operands])
+    shape = context.broadcast([context.shape(v) for v in operands], bound=True)
     context.elementwise([context.broadcastable(v, shape) for v in operands], build, shape, output=call.outputs[0])
 
 

@@ -24,6 +24,7 @@ from sartor.graph.passes import (
     reshapes,
     scalars,
     softmaxes,
+    stages,
     transposes,
 )
 from sartor.graph.verify import verify
@@ -66,6 +67,7 @@ PASSES: tuple[tuple[str, Callable[[Graph], Graph]], ...] = (
     ("fuse", fuse.run),
     ("affine", affine.run),
     *CLEAN,
+    ("stages", stages.run),
 )
 
 

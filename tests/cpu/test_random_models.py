@@ -63,6 +63,9 @@ FAILED: dict[str, tuple[str, dict[str, Any]]] = {
         {"x": (1, 2, 4, 5), "p": np.random.default_rng(0).uniform(-1, 1, (1, 3, 2, 2))}),
     "bias of a grouped transposed convolution": (
         '20]> g (float[1,2,n] x) => (float[?,?,?] y) <float[2,1,2] w={1,2,3,4}, float[2] b={1,10}> { y = ConvTranspose<group=2>(x, w, b) }', {"x": (1, 2, 5)}),
+    "circular functions of large numbers in f64": (
+        '20]> g (double[n] x) => (double[?] y, double[?] z, double[?] w) { y = Sin(x) z = Cos(x) w = Tan(x) }',
+        {"x": np.array([1e15, -3e8, 1e300, 1.7976931348623157e308, 1e22, -8.1e8, np.inf, np.nan, 0.5])}),
 }  # fmt: skip
 
 

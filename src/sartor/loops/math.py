@@ -11,6 +11,7 @@ interval that the comment beside them states, rounded; coefficients stand in asc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import inf, log, nan
 
 from sartor.errors import LoopError
@@ -19,6 +20,7 @@ from sartor.loops.language import Builder, Number, Value
 _LOG2_E = 1.4426950408889634
 _TWO_OVER_PI = 0.6366197723675814
 _HALF_PI = 1.5707963267948966
+_HALF_PI_REST = 6.123233995736766e-17
 
 # (e^r - 1 - r) / r^2 for |r| <= log(2) / 2
 _EXP32 = (0.5, 0.166665768946066, 0.0416665544984137, 0.008363194882419041, 0.0013926203361634337)
@@ -399,6 +401,49 @@ def _reduce_large(b: Builder, x: Value) -> tuple[Value, Value]:
     return n, ((turns - n) + third) * _HALF_PI
 
 
+@cache
+def _digits() -> tuple[int, ...]:
+    """2 / pi in digits of 24 bits after the point, by Machin's formula in integers."""
+    bits = 24 * 52
+
+    def arctan_of_inverse(n: int) -> int:
+        total, term, k = 0, (1 << bits) // n, 1
+        while term:
+            total += term // k if k % 4 == 1 else -(term // k)
+            term, k = term // (n * n), k + 2
+        return total
+
+    pi = 4 * (4 * arctan_of_inverse(5) - arctan_of_inverse(239))
+    quotient = (2 << 2 * bits) // pi
+    return tuple(quotient >> bits - 24 * (k + 1) & 0xFFFFFF for k in range(48))
+
+
+def _reduce_large64(b: Builder, x: Value) -> tuple[Value, Value]:
+    """The quadrant and the remainder of large f64 values, from the digits of 2 / pi that count (Payne and Hanek)."""
+    exponent = (b.bitcast(_absolute(b, x), "i64") >> 52) - (1023 + 52)  # x is a 53-bit integer times 2^exponent
+    places = range(-1, 7)
+
+    def digit(window: int, place: int) -> float:
+        return float(_digits()[window + place]) * 2.0 ** (-24 * (place + 1)) if window + place >= 0 else 0.0
+
+    parts = [b.constant(digit(0, place), x.type) for place in places]
+    scale = b.constant(1.0, x.type)
+    for window in range(1, 41):
+        beyond = exponent >= 24 * window
+        scale = b.select(beyond, 2.0 ** (-24 * window), scale)
+        parts = [b.select(beyond, digit(window, place), part) for place, part in zip(places, parts, strict=True)]
+    total, rest = b.constant(0.0, x.type), b.constant(0.0, x.type)
+    for half in _split(x * scale):  # products of 26 and 24 bits are exact
+        for part in parts:
+            term = half * part
+            total, error = _two_sum(total, term - b.unary("nearbyint", term * 0.25) * 4.0)
+            rest = rest + error
+    n = b.unary("nearbyint", total)
+    turns, low = _two_sum(total - n, rest)
+    product, product_low = _two_product(turns, b.constant(_HALF_PI, x.type))
+    return n, product + (product_low + (turns * _HALF_PI_REST + low * _HALF_PI))
+
+
 def _quadrant(b: Builder, x: Value) -> tuple[Value, Value]:
     """How many quarter turns are nearest to x (an i32 or i64, its last two bits count), and what is left, of x's type."""
     double = x.type.scalar == "f64"
@@ -409,15 +454,12 @@ def _quadrant(b: Builder, x: Value) -> tuple[Value, Value]:
     for part in _HALF_PI_PARTS64 if double else _HALF_PI_PARTS32:
         r = r - n * part
     large = _absolute(b, wide) >= _LARGE
-    if double:
-        r = b.select(large, nan, r)
-    else:
-        turns, rest = b.variable("turns", n), b.variable("rest", r)
-        with b.branch(b.reduce("or", large)):
-            far, left = _reduce_large(b, wide)
-            turns.set(b.select(large, far, n))
-            rest.set(b.select(large, left, r))
-        n, r = turns.get(), rest.get()
+    turns, rest = b.variable("turns", n), b.variable("rest", r)
+    with b.branch(b.reduce("or", large)):
+        far, left = _reduce_large64(b, wide) if double else _reduce_large(b, wide)
+        turns.set(b.select(large, far, n))
+        rest.set(b.select(large, left, r))
+    n, r = turns.get(), rest.get()
     return b.cast(b.bitcast(n + magic, "i64"), "i64" if double else "i32"), b.cast(r, x.type.scalar)
 
 
@@ -441,7 +483,8 @@ def _turned(b: Builder, x: Value, quarter: int) -> Value:
 
 
 def sin(b: Builder, x: Value) -> Value:
-    """The sine, within 2 ULP over all of f32 (reduced in f64); in f64 2 ULP up to 8e8 and NaN beyond."""
+    """The sine, within 2 ULP over all of f32 (reduced in f64); in f64 2 ULP of arguments up to 8e8, and
+    beyond but where it lies within 2^-30 of a multiple of pi / 2."""
     _is_double(b, x, "sin")
     return _turned(b, x, 0)
 

@@ -203,9 +203,10 @@ def resize(m: Maker, op: str) -> None:
 
 
 def unspecified_resize(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:
-    """What is not finite, since the reference multiplies what it does not take by 0; integers that no f32 holds, which are summed as floats."""
+    """What is not finite, since the reference multiplies what it does not take by 0; sums that are cut to integers, where a rounding decides."""
     x = operands[0]
-    return np.array(not np.isfinite(x.astype(np.float64)).all() or (x.dtype.kind in "iu" and bool((abs(x.astype(np.float64)) > 2**20).any())))
+    nearest = next((a.s for a in node.attribute if a.name == "mode"), b"nearest") == b"nearest"
+    return np.array(not np.isfinite(x.astype(np.float64)).all() or (x.dtype.kind in "iu" and not nearest))
 
 
 def upsample(m: Maker, op: str) -> None:

@@ -66,6 +66,9 @@ FAILED: dict[str, tuple[str, dict[str, Any]]] = {
     "circular functions of large numbers in f64": (
         '20]> g (double[n] x) => (double[?] y, double[?] z, double[?] w) { y = Sin(x) z = Cos(x) w = Tan(x) }',
         {"x": np.array([1e15, -3e8, 1e300, 1.7976931348623157e308, 1e22, -8.1e8, np.inf, np.nan, 0.5])}),
+    "remainders of large quotients": (
+        '20]> g (float[n] x, float[n] y) => (float[?] z) { z = Mod<fmod=1>(x, y) }',
+        {"x": np.array([3e38, -3e38, 1e20, 7, np.inf], np.float32), "y": np.array([1e-30, 0.7, 3, 1e-7, 2], np.float32)}),
 }  # fmt: skip
 
 

@@ -135,7 +135,9 @@ def _reduce(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str
 
 
 def _slice(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """For each dimension where it starts and how many elements it keeps (NumPy's rules); then the steps where these are inputs.
+    """For each dimension where it starts and how many elements it keeps; then the steps where these are inputs.
+
+    NumPy's rules, but that a start before the first element is the first one whichever way it goes.
 
     A step is given as two sizes: how far it goes up and how far down.
     """
@@ -145,7 +147,7 @@ def _slice(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str,
     if 0 in steps:
         raise ValueError("is given a step of 0")
     for axis, start, end, step in zip(_axes(axes, rank), starts, ends, steps, strict=True):
-        taken = range(*slice(start, end, step).indices(dims[axis]))
+        taken = range(*slice(max(start, -dims[axis]), end, step).indices(dims[axis]))
         begins[axis], counts[axis], strides[axis] = (taken.start if taken else 0), len(taken), step
     return [*begins, *counts, *(max(s, 0) for s in strides), *(max(-s, 0) for s in strides)]
 

@@ -238,9 +238,11 @@ def _extreme(b: Builder, op: str, x: Value, y: Value, constants: list[object]) -
 
 
 def _remainder(b: Builder, op: str, x: Value, y: Value) -> Value:
-    """x - y * trunc(x / y), exact while the quotient is below 2^53 (f32 is computed in f64); fmod has the sign of x, mod of y."""
+    """x - y * trunc(x / y), exact, in f64 while the quotient is below 2^53; fmod has the sign of x, mod of y."""
     scalar = x.type.scalar
     p, q = b.cast(x, "f64"), b.cast(y, "f64")
+    if scalar != "f64":
+        p = _brought_near(b, p, q)
     r = b.fma(-b.unary("trunc", p / q), q, p)
     # The rounded quotient may be one too large in magnitude: then the remainder has the wrong sign.
     r = b.select((r * p) < 0.0, r + b.binary("copysign", b.unary("abs", q), p), r)
@@ -251,6 +253,20 @@ def _remainder(b: Builder, op: str, x: Value, y: Value) -> Value:
         r = b.select((r * q) < 0.0, r + q, r)
         r = b.select(r.eq(0.0), b.binary("copysign", r, q), r)
     return b.cast(r, scalar)
+
+
+def _brought_near(b: Builder, p: Value, q: Value) -> Value:
+    """p, which like q has the digits of an f32, less multiples of q, so that few bits of the quotient are left; rarely needed."""
+    near = b.variable("near", p)
+    far = (b.unary("abs", p) >= b.unary("abs", q) * 2.0**28) & (b.unary("abs", p) < float("inf")) & q.ne(0.0)
+    with b.branch(b.reduce("or", far)):
+        rest = b.unary("abs", p)
+        for step in range(9, 0, -1):
+            multiple = b.unary("abs", q) * 2.0 ** (28 * step)
+            rest = rest - b.unary("trunc", rest / multiple) * multiple  # 28 and 24 bits: exact
+            rest = b.select(rest < 0.0, rest + multiple, rest)
+        near.set(b.select(far, b.binary("copysign", rest, p), p))
+    return near.get()
 
 
 def _binary_integer(b: Builder, op: str, x: Value, y: Value) -> Value:

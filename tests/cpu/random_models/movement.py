@@ -90,8 +90,9 @@ def slicing(m: Maker, op: str) -> None:
     for axis in axes:
         size = shape[axis]
         starts.append(m.number(-size - 2, size + 2))
-        ends.append(m.one((m.number(-size - 2, size + 2), 2**31 - 1, -(2**31), 2**63 - 1)))
         steps.append(m.one((1, 1, 1, 2, 3, -1, -2, -size - 1)) if m.opset >= 10 else 1)
+        far = (2**31 - 1, -(2**31), 2**63 - 1) if steps[-1] > 0 else (-(2**31),)  # backwards ONNX Runtime reads 2^31 - 1 as -1
+        ends.append(m.one((m.number(-size - 2, size + 2), *far)))
     if m.opset < 10:
         m.node(op, [x], axes=positive_axes(m, op, axes, len(shape)), starts=starts, ends=ends)
         return

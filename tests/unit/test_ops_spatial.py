@@ -155,6 +155,8 @@ def test_resize_keeps_the_aspect_ratio():
 def test_resize_crops():
     resize(X2, mode="linear", coordinate_transformation_mode="tf_crop_and_resize", roi=[0, 0, 0.2, 0.3, 1, 1, 0.9, 1.4],
            sizes=[1, 4, 5, 6], extrapolation_value=7.0, symbolic=False)
+    resize(X2, mode="linear", coordinate_transformation_mode="tf_crop_and_resize", roi=[0, 0, 0.2, 0.3, 1, 1, 0.9, 1.4],
+           scales=[1, 1, 0.5, 2], extrapolation_value=7.0, symbolic=False)  # the crop leaves the sizes alone
 
 
 def test_resize_to_the_size_of_another():

@@ -210,13 +210,11 @@ def _resize_sizes(inputs: Sequence[Numbers], dims: Sequence[int], options: Mappi
 
 
 def _resize_scales(inputs: Sequence[Numbers], dims: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """Sizes after cropping to a region, if one is given, and scaling; then the scales."""
+    """Sizes after scaling, which a region that is cropped leaves alone; then the scales."""
     scales, region = ([float(x) for x in numbers] for numbers in inputs)
     if not all(options["least"] <= s < 1e9 and s > 0 for s in scales) or not all(map(isfinite, region)):
         raise ValueError(f"is given the scales {scales}" + (f" and the region {region}" if region else ""))
-    half = len(region) // 2
-    cropped = [region[half + i] - region[i] for i in range(half)] or [1.0] * len(scales)
-    sizes = [floor(np.float32(d) * np.float32(s)) if c == 1 else floor(d * c * s) for d, s, c in zip(dims, scales, cropped, strict=True)]
+    sizes = [floor(np.float32(d) * np.float32(s)) for d, s in zip(dims, scales, strict=True)]
     return [*sizes, *_bits(scales)]
 
 

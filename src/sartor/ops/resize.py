@@ -91,39 +91,26 @@ def _resize(context: Context, call: Call) -> None:
         _by_sizes(context, call, axes, shape, scales)
     elif not call.input(2):
         raise ModelError(f"{call} has neither scales nor sizes")
-    elif context.constant(call.inputs[2]) is None or (region and not _fits(context, region, axes, shape)):
+    elif context.constant(call.inputs[2]) is None:
         if region and call.get("antialias", 0):
             raise DeclinedError(f"{call} crops with antialiasing by scales that depend on data")
         sizes, bound = _bound_scales(context, call, call.inputs[2], axes, region, 0.0)
         for place, axis in enumerate(axes):
             shape[axis], scales[axis] = sizes[place], bound[place]
     else:
-        _by_scales(context, call, axes, shape, scales, None if region is None else _region(context, call, axes, rank))
+        _by_scales(context, call, axes, shape, scales)
     roi = None if region is None else _region(context, call, axes, rank)
     _emit(context, call, x, shape, scales, coordinate=coordinate, nearest=call.get("nearest_mode", "round_prefer_floor"), roi=roi)
 
 
-def _fits(context: Context, region: str, axes: Sequence[int], shape: Sequence[Dim]) -> bool:
-    """Whether a region is known, and known to be of sizes that are numbers."""
-    array = context.constant(region)
-    if array is None:
-        return False
-    half = array.size // 2
-    flat = array.reshape(-1)
-    return all(isinstance(shape[axis], int) or flat[half + i] - flat[i] == 1 for i, axis in enumerate(axes[:half]))
-
-
-def _by_scales(context: Context, call: Call, axes: Sequence[int], shape: list[Dim], scales: list[Scale | None],
-               roi: Sequence[Any] | None) -> None:
-    """Writes output shape and scales for known scales, in place."""
-    given, rank = _floats(context, call.inputs[2]), len(shape)
+def _by_scales(context: Context, call: Call, axes: Sequence[int], shape: list[Dim], scales: list[Scale | None]) -> None:
+    """Writes output shape and scales for known scales, in place; a region that is cropped leaves sizes as they are (onnx's inference)."""
+    given = _floats(context, call.inputs[2])
     if len(given) != len(axes) or min(given, default=1.0) <= 0:
         raise ModelError(f"{call} has scales {given} for {len(axes)} dimensions")
     for axis, scale in zip(axes, given, strict=True):
         scales[axis] = scale
-        cropped: Any = roi[rank + axis] - roi[axis] if roi is not None else 1.0
-        dim: Any = shape[axis]
-        shape[axis] = scaled(dim, scale) if cropped == 1 else floor(dim * cropped * scale)
+        shape[axis] = scaled(shape[axis], scale)
 
 
 def _bound_scales(context: Context, call: Call, name: str, axes: Sequence[int], region: str | None,

@@ -169,10 +169,6 @@ def _first_norm(node: onnx.NodeProto, opset: int) -> bool:
     return attributes(node).get("p") == 1
 
 
-def _cropped(node: onnx.NodeProto, opset: int) -> bool:
-    return attributes(node).get("coordinate_transformation_mode") == b"tf_crop_and_resize"
-
-
 def _backwards(node: onnx.NodeProto, opset: int) -> bool:
     return len(node.input) > 4
 
@@ -198,7 +194,6 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("LRN",), _always, local_response, "it computes as many channels as there are images"),
     (("Slice",), _backwards, onnxruntime, "a start before the first element is cut to the first element where a step is negative"),
     (("BatchNormalization",), _before(14), as_newer(15), "it trains where a node has one output and so does not"),
-    (("Resize",), _cropped, onnxruntime, "it leaves the crop's extent out of the output's size"),
     (("DynamicQuantizeLinear",), _always, onnxruntime, "an input of zeros has the scale 1/255 there, 1 in ONNX Runtime, 0 in the schema"),
     (("MaxPool", "AveragePool", "LpPool"), _same, explicit, "its padding is wrong with dilations, and less than nothing with long strides"),
     (("RoiAlign",), _before(16), onnxruntime, "it moves places by half a pixel, as only newer versions do"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from math import floor
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 

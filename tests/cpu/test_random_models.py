@@ -13,6 +13,8 @@ from tests.cpu.random_models.making import random_model
 from tests.cpu.random_models.running import Verdict, check_model, check_seeds
 from tests.cpu.random_models.table import LEFT_OUT, OPERATORS
 
+import sartor
+
 SEEDS = range(40)
 
 
@@ -70,6 +72,16 @@ FAILED: dict[str, tuple[str, dict[str, Any]]] = {
         '20]> g (float[n] x, float[n] y) => (float[?] z) { z = Mod<fmod=1>(x, y) }',
         {"x": np.array([3e38, -3e38, 1e20, 7, np.inf], np.float32), "y": np.array([1e-30, 0.7, 3, 1e-7, 2], np.float32)}),
 }  # fmt: skip
+
+
+def test_lengths_for_another_batch_are_refused() -> None:
+    """They were read beyond their end."""
+    text = '20]> g (float[t,n] x, int64[m] s) => (float[?,?] y) { y = ReverseSequence<time_axis=0, batch_axis=1>(x, s) }'
+    right, wrong = (failed_model(text, {"x": (5, 4), "s": np.full(count, 3)}) for count in (4, 2))
+    assert check_model(right).kind == "ok"
+    session = sartor.Session(sartor.compile(wrong.model))
+    with pytest.raises(sartor.FeedError):
+        session.run(wrong.feeds[0])
 
 
 def failed_model(text: str, given: dict[str, Any]) -> RandomModel:

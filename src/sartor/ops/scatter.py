@@ -187,14 +187,15 @@ def _reverse_sequence(context: Context, call: Call) -> None:
     time, batch = call.get("time_axis", 0), call.get("batch_axis", 1)
     if {time, batch} != {0, 1} or len(shape) < 2 or context.dtype(lengths) != "i64":
         raise DeclinedError(f"{call} has the axes {time} and {batch}")
+    context.same(context.shape(lengths)[0], shape[batch], "the batch")
     steps = context.reshape(context.arange(shape[time]), (shape[time], 1) if time == 0 else (1, shape[time]))
     length = context.reshape(lengths, (shape[batch], 1) if batch == 0 else (1, shape[batch]))
 
-    def build(e: ExpressionBuilder, i: int, count: int) -> int:
-        turned = e("sub", e("sub", count, e.constant(1, "i64")), i)
+    def build(e: ExpressionBuilder, i: int, count: int, most: int) -> int:
+        turned = e("sub", e("sub", e("min", count, most), e.constant(1, "i64")), i)
         return e("select", e("lt", i, count), turned, i)
 
-    source = context.elementwise([steps, length], build, shape[:2], suffix="turned")
+    source = context.elementwise([steps, length, context.size_value(shape[time])], build, shape[:2], suffix="turned")
     place = context.reshape(context.arange(shape[batch]), (shape[batch], 1) if batch == 0 else (1, shape[batch]))
     strides: Sequence[Dim] = strides_of(shape[:2])
     linear = combine(context, [(source, strides[time]), (place, strides[batch])], shape[:2])

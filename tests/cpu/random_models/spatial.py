@@ -311,6 +311,11 @@ def causal_convolution(m: Maker, op: str) -> None:
     m.node(op, inputs, 2, wanted=(True, m.chance(0.6)), activation=m.one((None, "none", "silu", "swish")))
 
 
+def unspecified_pool(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:
+    """Images with NaN, by which the reference marks padding."""
+    return np.array(np.isnan(operands[0].astype(np.float64)).any())
+
+
 SUMS = {
     "Conv": convolution, "ConvTranspose": deconvolution, "DeformConv": deform_conv, "CausalConvWithState": causal_convolution,
     "AveragePool": pool, "LpPool": pool, "GlobalAveragePool": global_pool, "GlobalLpPool": global_pool, "Resize": resize,
@@ -319,10 +324,12 @@ SUMS = {
 OPERATORS: dict[str, Entry] = {
     **{op: Entry(make, ulps=4, spread=8) for op, make in SUMS.items()},
     "Conv": Entry(convolution, ulps=4, spread=8, weight=3),
+    "AveragePool": Entry(pool, ulps=4, spread=8, unspecified=unspecified_pool),
     "Resize": Entry(resize, ulps=4, spread=8, weight=3, unspecified=unspecified_resize),
     "GridSample": Entry(grid_sample, ulps=4, spread=8, precision="float32"),
     "DeformConv": Entry(deform_conv, ulps=4, spread=8, precision="float32"),  # the reference works out places in it
+    "MaxPool": Entry(pool, ulps=0, unspecified=unspecified_pool),
     **{op: Entry(make, ulps=0) for op, make in {
-        "MaxPool": pool, "GlobalMaxPool": global_pool, "MaxUnpool": unpool, "MaxRoiPool": max_roi_pool, "ConvInteger": conv_integer,
+        "GlobalMaxPool": global_pool, "MaxUnpool": unpool, "MaxRoiPool": max_roi_pool, "ConvInteger": conv_integer,
     }.items()},
 }  # fmt: skip

@@ -82,7 +82,7 @@ def verify(graph: Graph, before: Graph | None = None) -> None:
                 raise GraphError(f"layer {layer.name} makes {value}, which exists already")
             known.add(value)
         if before is None or passed.get(layer.name) is not layer or not _same_types(graph, before, layer):
-            _check_layer(graph, layer)
+            check_layer(graph, layer)
     _check_order(graph)
     made = {*graph.inputs, *(value for layer in graph.layers for value in layer.outputs)}
     for name in graph.outputs:
@@ -117,7 +117,8 @@ def _broadcasts(shape: Sequence[Dim], to: Sequence[Dim]) -> bool:
     return len(shape) <= len(to) and all(x == 1 or not differ(x, y) for x, y in zip(shape, rest, strict=True))
 
 
-def _check_layer(graph: Graph, layer: Layer) -> None:
+def check_layer(graph: Graph, layer: Layer) -> None:
+    """As `verify`, for one layer whose values have types."""
     where = f"layer {layer.name} ({layer.kind})"
     if layer.kind not in KINDS:
         raise GraphError(f"layer {layer.name} has the unknown kind {layer.kind}")

@@ -11,9 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sartor.errors import ModelError, UnsupportedError
+import onnx
+
+from sartor.errors import GraphError, ModelError, UnsupportedError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
+from sartor.graph.verify import check_layer
 from sartor.ops import elementwise, indexing, movement, pooling, reduction, sampling
 from sartor.ops.context import Call, Context, axis_of
 from sartor.ops.convolution import channels_first, channels_last, convolve
@@ -27,6 +30,20 @@ DOMAIN = "com.microsoft"
 def unsupported(call: Call, what: str) -> UnsupportedError:
     """The refusal of a form of an operator."""
     return UnsupportedError(f"{call} of the domain {call.domain!r} {what}, which is not supported")
+
+
+def check(context: Context, call: Call, first: int) -> None:
+    """Holds the layers from number `first` on, which a node was lowered to, to their kinds, where onnx does not declare its operator."""
+    if onnx.defs.has(call.op_type, call.version, call.domain):
+        return
+    for layer in context.graph.layers[first:]:
+        try:
+            check_layer(context.graph, layer)
+            if layer.kind in ("matmul", "convolution") and len({context.dtype(v) for v in layer.inputs}) > 1:
+                raise GraphError("its factors have elements of different types")
+        except GraphError as error:
+            inputs = ", ".join(str(context.tensor(v)) if v else "none" for v in call.inputs)
+            raise ModelError(f"{call} does not fit its inputs ({inputs}): {error}") from error
 
 
 def temporary(context: Context, call: Call, suffix: str) -> str:
@@ -108,8 +125,8 @@ def activated(context: Context, call: Call, value: str) -> None:
     if operator is None:
         raise unsupported(call, f"names the activation {name!r}")
     order = _PARAMETERS.get(name, ())
-    given = dict(zip(order, call.get("activation_params") or (), strict=False))
-    given.update({n: call.attributes[f"activation_{n}"] for n in order if f"activation_{n}" in call.attributes})
+    given = {n: float(value) for n, value in zip(order, call.get("activation_params") or (), strict=False)}
+    given.update({n: float(call.attributes[f"activation_{n}"]) for n in order if f"activation_{n}" in call.attributes})
     operator(context, replace(call, op_type=name, version=6 if name == "Clip" else 22, inputs=(value,), outputs=call.outputs[:1],
                               attributes=given))
 

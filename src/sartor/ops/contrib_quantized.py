@@ -40,6 +40,8 @@ def _reals(context: Context, call: Call, parts: Sequence[tuple[str, str, str]], 
     dtype = context.dtype(parts[0][0])
     if dtype not in INTEGERS:
         raise unsupported(call, f"works on {dtype}")
+    if not target[0] or not all(x and scale for x, scale, _ in parts):
+        raise ModelError(f"{call} lacks an operand or a scale")
     flat = [v for x, scale, zero in parts for v in (x, _scalar(context, scale), _scalar(context, zero))]
     flat += [_scalar(context, target[0]), _scalar(context, target[1])]
     given = [v for v in flat if v]

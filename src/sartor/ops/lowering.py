@@ -277,6 +277,7 @@ def _lower_node(walk: Walk, call: Call, versions: Mapping[str, int], origin: tup
         mark = context.mark()
         try:
             operator(context, call)
+            contrib.check(context, call, mark[0])
             return
         except DeclinedError as error:
             context.rewind(mark)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from math import erf
 
 import numpy as np
+import onnx.helper as oh
 import pytest
 from tests.unit.contrib_harness import check_contrib, contrib_model
-from tests.unit.ops_harness import RNG, lower_model, rand, run_runtime
+from tests.unit.ops_harness import RNG, kinds, lower_model, make_model, rand, run_runtime
 
+import sartor
 from sartor.errors import UnsupportedError
 
 
@@ -179,6 +181,24 @@ def test_bias_softmax():
     e = np.exp(x + bias)
     check_contrib("BiasSoftmax", {"x": x, "b": bias}, axis=3, is_inner_broadcast=1, expected=[e / e.sum(-1, keepdims=True)],
                   symbolic=False)
+
+
+def branches(op):
+    """A model whose condition runs an operator of the domain or Relu."""
+    def body(op, domain):
+        made = oh.make_tensor_value_info("z", 1, ["n", 4])
+        return oh.make_graph([oh.make_node(op, ["x"], ["z"], name="inner", domain=domain)], "branch", [], [made])
+
+    node = oh.make_node("If", ["c"], ["y"], name="outer", then_branch=body(op, "com.microsoft"), else_branch=body("Relu", ""))
+    model = make_model([node], {"x": rand(2, 4), "c": np.array(True)}, ["y"])
+    model.opset_import.append(oh.make_opsetid("com.microsoft", 1))
+    return model
+
+
+def test_inside_of_branches():
+    assert "host" not in kinds(lower_model(branches("QuickGelu")))
+    with pytest.raises(UnsupportedError, match=r"'inner' \(Sampling\), inside node 'outer' \(If\).*'com\.microsoft'"):
+        sartor.compile(branches("Sampling"))
 
 
 def test_what_is_not_known_is_refused_by_name():

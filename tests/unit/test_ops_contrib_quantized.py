@@ -89,6 +89,22 @@ def test_mean():
     check_contrib("QLinearReduceMean", {"x": x}, constants, axes=[1, 2], keepdims=0, units=1, expected=[want])
 
 
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+def test_embedding(segments, mask):
+    tables = {"w": small(9, 8), "p": small(5, 8), "k": small(2, 8), "g": small(8), "b": small(8)}
+    feeds = {"ids": RNG.integers(0, 9, (2, 3)).astype(np.int32)}
+    feeds |= {"kinds": RNG.integers(0, 2, (2, 3)).astype(np.int32)} if segments else {}
+    feeds |= {"mask": np.array([[1, 1, 0], [1, 0, 0]], np.int32)} if mask else {}
+    constants = {name: table for name, table in tables.items() if segments or name != "k"}
+    order = ["ids", "kinds", "w", "p", "k", "g", "b", "mask"]
+    for kind, letters in (("s", "wpkgb"), ("z", "wpkgb")):
+        constants |= {kind + n: scale(RNG.uniform(0.01, 0.05)) if kind == "s" else small() for n in letters if segments or n != "k"}
+        order += [kind + n for n in letters]
+    order = [n if n in constants or n in feeds else "" for n in order]
+    check_contrib("QEmbedLayerNormalization", feeds, constants, inputs=order, outputs=["y", "m"], tolerance=1e-4)
+
+
 @pytest.mark.parametrize("columns", [(), (6,)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_product_as_reals(columns, bias):

@@ -16,10 +16,11 @@ from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops import elementwise, pooling, quantization, reduction
 from sartor.ops.context import Array, Call, Context, axis_of
-from sartor.ops.contrib import last_to_first, operators, temporary, unsupported
+from sartor.ops.contrib import last_to_first, mask_index, normalized, operators, temporary, unsupported
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import emit_gather
 from sartor.ops.matmul import multiply
+from sartor.ops.movement import emit_slice
 from sartor.ops.quantization import INTEGERS, centred, saturated
 from sartor.ops.recurrent import recurrent
 from sartor.sizes import Dim
@@ -171,6 +172,35 @@ def _softmax(context: Context, call: Call) -> None:
 
 def _convolution(context: Context, call: Call) -> None:
     quantization.quantized_convolution(context, replace(call, version=10))
+
+
+def _embed_normalization(context: Context, call: Call) -> None:
+    """The sum of rows of quantised tables, as reals, normalised by a quantised scale and bias."""
+    names = ("words", "places", "kinds", "gamma", "beta")
+    scales = {name: call.input(8 + i) for i, name in enumerate(names)}
+    zeros = {name: call.input(13 + i) for i, name in enumerate(names)}
+    values = dict(zip(names, (call.input(i) for i in range(2, 7)), strict=True))
+    ids, segments, mask = call.input(0), call.input(1), call.input(7)
+
+    def real(name: str, value: str) -> str:
+        return _dequantized(context, call, value, scales[name], zeros[name])
+
+    width = context.shape(values["places"])[1]
+    places = emit_slice(context, values["places"], [0, 0], [1, 1], (context.shape(ids)[1], width))
+    parts = [real("words", emit_gather(context, values["words"], ids, 0, None)), real("places", places)]
+    if segments:
+        parts.append(real("kinds", emit_gather(context, values["kinds"], segments, 0, None)))
+
+    def build(e: ExpressionBuilder, out: int, *others: int) -> int:
+        for other in others:
+            out = e("add", out, other)
+        return out
+
+    total = context.elementwise(parts, build, context.shape(parts[0]), suffix="sum")
+    normalized(context, call, total, real("gamma", values["gamma"]), real("beta", values["beta"]), mode="layer",
+               epsilon=float(call.get("epsilon", 1e-12)), output=call.outputs[0])
+    if call.output(1):
+        mask_index(context, call, ids, mask, call.outputs[1])
 
 
 # --- products --------------------------------------------------------------------------------------------------------------
@@ -379,6 +409,7 @@ OPERATORS: dict[tuple[str, str], Operator] = operators([
     ("MatMulInteger16", quantization.OPERATORS["", "MatMulInteger"]),
     ("MatMulIntegerToFloat", integer_to_float),
     ("MatMulNBits", _few_bits),
+    ("QEmbedLayerNormalization", _embed_normalization),
     ("QGemm", _gemm),
     ("QLinearAdd", _binary("add")),
     ("QLinearAveragePool", _channels(on_reals(pooling.pool("average")))),

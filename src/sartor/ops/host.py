@@ -48,6 +48,7 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
         raise UnsupportedError(f"{call} is no operator of version {call.version} of the domain {call.domain or 'ai.onnx'!r} that is "
                                "known here")
     node = onnx_ir.to_proto(call.node)
+    require_known(node, versions)
     if call.op_type == "Scatter":  # the name ScatterElements had before opset 11; the reference knows only the new one
         call = replace(call, op_type="ScatterElements", version=11)
         node.op_type, versions = "ScatterElements", {**versions, "": 11}
@@ -72,6 +73,18 @@ def lower(context: Context, call: Call, versions: Mapping[str, int]) -> None:
     inputs = tuple(context.value(v) if v else "" for v in (*call.inputs, *captured))
     attributes = {"node": node.SerializeToString(), "domains": dict(versions), "captures": tuple(captured), "defines": defines}
     context.append(Layer(call.name, "host", inputs, call.outputs, attributes, None, (), (call.name,)))
+
+
+def require_known(node: onnx.NodeProto, versions: Mapping[str, int]) -> None:
+    """Raises `UnsupportedError` where the bodies of a node hold operators that onnx does not declare, so that nothing can run them."""
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            for inner in graph.node:
+                domain = "" if inner.domain == "ai.onnx" else inner.domain
+                if not onnx.defs.has(inner.op_type, versions.get(domain, 1), domain):
+                    raise UnsupportedError(f"node {inner.name!r} ({inner.op_type}), inside node {node.name!r} ({node.op_type}), is no "
+                                           f"operator of the domain {domain or 'ai.onnx'!r} that is known here")
+                require_known(inner, versions)
 
 
 def _small_constant(context: Context, name: str) -> Array | None:

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from sartor.errors import ModelError, OptionError, UnsupportedError
 from sartor.graph.layer import Graph, Tensor
 from sartor.importers.onnx import load
-from sartor.ops.host import captures, element_name
+from sartor.ops.host import captures, element_name, require_known
 from sartor.sizes import Dim, symbol
 
 TRIES = 16
@@ -95,7 +95,9 @@ def split(
     try:
         text = rest.SerializeToString()
         ReferenceEvaluator(rest)
-    except (EncodeError, ValueError, NotImplementedError, RuntimeError, TypeError, LookupError, AttributeError) as error:
+        for node in rest.graph.node:  # whose bodies are looked at only when they run
+            require_known(node, {entry.domain: entry.version for entry in rest.opset_import})
+    except (EncodeError, ValueError, NotImplementedError, RuntimeError, TypeError, LookupError, AttributeError, UnsupportedError) as error:
         raise reason from error
     outputs = {value.name: _type(value.type) for value in graph.output}
     for types in (inputs, outputs):

@@ -225,6 +225,22 @@ def test_heads_shared_by_several_queries_are_not_repeated(early: bool) -> None:
     assert set(kinds(after)) == {"attention", "matmul", "reshape"}
 
 
+@pytest.mark.parametrize(("keys", "values", "scaled"), [(2, 3, ""), (1, 2, ""), (2, 2, "k"), (3, 3, "v"), (6, 2, ""), (2, 6, "")])
+def test_keys_and_values_repeated_unlike_each_other_keep_their_heads(keys: int, values: int, scaled: str) -> None:
+    b = Build()
+    n, s, heads, size = symbol("n"), symbol("s"), 6, 4
+
+    def repeated(groups: int) -> str:
+        y = b.reshape(b.transpose(b.reshape(b.input(n, s, groups * size), n, s, groups, size), 0, 2, 1, 3), n, groups, 1, s, size)
+        return b.reshape(b.copy(y, (n, groups, heads // groups, s, size)), n, heads, s, size)
+
+    q = b.transpose(b.reshape(b.input(n, s, heads * size), n, s, heads, size), 0, 2, 1, 3)
+    k, v = repeated(keys), repeated(values)
+    k, v = b.op("mul", k, 0.5) if scaled == "k" else k, b.op("mul", v, 0.5) if scaled == "v" else v
+    after = rewritten(b.finish(b.matmul(b.softmax(b.matmul(q, k, transpose_b=True), 3), v)), optimize, n=2, s=3)
+    assert len({after.tensors[v].shape[2] for v in only(after, "attention").inputs[:3]}) == 1
+
+
 def test_weights_that_are_no_number_become_zero() -> None:
     b = Build()
     q, k, v = b.input(1, 1, 5, 4), b.input(1, 1, 6, 4), b.input(1, 1, 6, 4)

@@ -286,3 +286,14 @@ def test_functions_of_an_older_opset_with_attributes_inside_others():
         graph = oh.make_graph([oh.make_node(op, ["x"], ["y"], domain="me")], "g", [X], [Y])
         source = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18), oh.make_opsetid("me", 1)], functions=[outer, inner, old])
         np.testing.assert_allclose(evaluate_graph(lower(load(source)), {"x": x})["y"], wanted, rtol=1e-6)
+
+
+def test_defaults_of_a_functions_attributes():
+    leaky = oh.make_function("me", "Leaky", ["a"], ["b"], [oh.make_node("LeakyRelu", ["a"], ["b"])], [oh.make_opsetid("", 18)], [],
+                             attribute_protos=[oh.make_attribute("alpha", 0.25)])
+    leaky.node[0].attribute.add(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
+    x = np.arange(-3, 3, dtype=np.float32).reshape(2, 3)
+    for given, alpha in (({}, 0.25), ({"alpha": 0.5}, 0.5)):
+        graph = oh.make_graph([oh.make_node("Leaky", ["x"], ["y"], domain="me", **given)], "g", [X], [Y])
+        source = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18), oh.make_opsetid("me", 1)], functions=[leaky])
+        np.testing.assert_array_equal(evaluate_graph(lower(load(source)), {"x": x})["y"], np.where(x < 0, alpha * x, x))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.helper as oh
 import pytest
-from tests.unit.ops_harness import check, kinds, rand
+from tests.unit.ops_harness import RNG, check, kinds, lower_model, make_model, rand
+
+from sartor.graph.reference import evaluate_graph
 
 X = rand(2, 3, 4)
 POSITIVE = np.abs(X) + 0.5
@@ -178,3 +181,14 @@ def test_scalars_go_into_the_expression():
 def test_one_operand_twice_is_read_once():
     graph = check("Mul", {"x": X}, order=["x", "x"])
     assert graph.layers[0].inputs == ("x",)
+
+
+@pytest.mark.parametrize("op", ["Sum", "Mean", "Max", "Min"])
+def test_a_thousand_operands_are_taken_a_few_at_a_time(op):
+    rows = RNG.integers(-9, 9, (1000, 3)).astype(np.float32)
+    nodes = [oh.make_node("Mul", ["x", f"k{i}"], [f"v{i}"]) for i in range(1000)] + [oh.make_node(op, [f"v{i}" for i in range(1000)], ["y"])]
+    model = make_model(nodes, {"x": np.ones((2, 3), np.float32)}, ["y"], {f"k{i}": row for i, row in enumerate(rows)})
+    wanted = {"Sum": rows.sum(0), "Mean": rows.mean(0), "Max": rows.max(0), "Min": rows.min(0)}[op]
+    graph = lower_model(model)
+    assert max(len(layer.inputs) for layer in graph.layers) <= 8
+    np.testing.assert_allclose(evaluate_graph(graph, {"x": np.ones((2, 3), np.float32)})["y"], [wanted, wanted], rtol=1e-5)

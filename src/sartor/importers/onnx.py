@@ -311,6 +311,7 @@ def _dense_array(sparse: onnx.SparseTensorProto) -> np.ndarray[Any, Any]:
 def _inlined(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
     if not proto.functions:
         return proto
+    _spell_out_defaults(proto)
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     differs = any(versions.get(entry.domain, entry.version) != entry.version
                   for function in proto.functions for entry in function.opset_import)
@@ -323,6 +324,14 @@ def _inlined(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
         return onnx.inliner.inline_local_functions(proto, convert_version=differs)
     except Exception as error:
         raise ModelError(f"the functions of {what} cannot be inlined: {_first_line(error)}") from error
+
+
+def _spell_out_defaults(proto: onnx.ModelProto) -> None:
+    """Gives calls of functions the attributes that they leave at the function's defaults, which inlining would drop."""
+    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in proto.functions if f.attribute_proto}
+    for node in _nodes(proto) if defaults else ():
+        given = {attribute.name for attribute in node.attribute}
+        node.attribute.extend(a for a in defaults.get((node.domain, node.op_type, node.overload), ()) if a.name not in given)
 
 
 def _check_nodes(proto: onnx.ModelProto, what: str) -> None:

@@ -12,6 +12,8 @@ from sartor.graph.scalars import evaluate_expression
 from sartor.ops.context import CONTENT_LIMIT, FLOATS, Build, Call, Context, DeclinedError
 from sartor.types import BYTES, width
 
+AT_ONCE = 8  # operands of one expression where a node has any number of them
+
 Operator: TypeAlias = Callable[[Context, Call], None]
 
 CASTS = {1: "f32", 2: "u8", 3: "i8", 4: "u16", 5: "i16", 6: "i32", 7: "i64", 9: "bool", 10: "f16", 11: "f64", 12: "u32",
@@ -56,13 +58,20 @@ def binary(op: str) -> Operator:
 def variadic(op: str, mean: bool = False) -> Operator:
     """An operator that folds any number of operands from the left."""
     def lower(context: Context, call: Call) -> None:
+        values, count = list(call.inputs), len(call.inputs)
+
         def build(e: ExpressionBuilder, *operands: int) -> int:
             out = operands[0]
             for other in operands[1:]:
                 out = e(op, out, other)
-            return e("mul", out, e.constant(1 / len(operands), e.nodes[out].dtype)) if mean else out
+            return e("mul", out, e.constant(1 / count, e.nodes[out].dtype)) if mean and len(values) <= AT_ONCE else out
 
-        emit(context, call, call.inputs, build)
+        while len(values) > AT_ONCE:
+            some = values[:AT_ONCE]
+            shape = context.broadcast([context.shape(v) for v in some])
+            some = [context.broadcastable(v, shape) for v in some]
+            values = [context.elementwise(some, build, shape, suffix="some"), *values[AT_ONCE:]]
+        emit(context, call, values, build)
 
     return lower
 

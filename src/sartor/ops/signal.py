@@ -87,8 +87,11 @@ def _dft(context: Context, call: Call) -> None:
 
 def _stft(context: Context, call: Call) -> None:
     """The windows are gathered, weighted, and transformed as lines of their own."""
-    _parts(context, call)
     x, window = call.inputs[0], call.input(2)
+    if len(context.shape(x)) == 2:  # as exporters write real signals
+        x = context.reshape(x, (*context.shape(x), 1))
+    else:
+        _parts(context, call)
     shape = context.shape(x)
     if len(shape) != 3:
         raise ModelError(f"{call} has a signal of {len(shape)} dimensions; expected 3")

@@ -91,6 +91,8 @@ def _into_readers(editor: Editor, layer: Layer) -> bool:
             continue
         first = () if reader.kind == "elementwise" else (RAW,)
         assert reader.expression is not None
+        if len(reader.expression.nodes) > MOST_NODES:  # it will not become smaller; the attempt takes its square
+            continue
         names, expression = substitute(values, reader.expression, {output: (layer.inputs, layer.expression)}, first)
         if _fits(names, len(expression.nodes)):
             merged.append((reader, names, expression))

@@ -81,7 +81,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x):
         x = torch.fake_quantize_per_tensor_affine(x, 0.05, 3, -128, 127)
-        weight = torch.fake_quantize_per_channel_affine(self.conv.weight, torch.full((8,), 0.004), torch.zeros(8, dtype=torch.int32), 0, -127, 127)
+        weight = torch.fake_quantize_per_channel_affine(self.conv.weight, torch.full((8,), 0.004), torch.zeros(8, dtype=torch.int32), 0, -128, 127)
         x = F.relu(F.conv2d(x, weight, self.conv.bias, padding=1))
         x = torch.fake_quantize_per_tensor_affine(x, 0.02, 0, 0, 255)
         return self.linear(x.mean((2, 3)))

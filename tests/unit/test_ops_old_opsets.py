@@ -231,3 +231,11 @@ def test_an_old_operator(name, fed):
             np.testing.assert_array_equal(made[output], wanted, strict=True)
         else:
             np.testing.assert_allclose(made[output], wanted, rtol=2e-3 if wanted.dtype == np.float16 else 2e-5, atol=2e-5)
+
+
+def test_exporters_write_element_types_that_only_newer_opsets_have():
+    values = [oh.make_tensor_value_info(name, oh.TensorProto.BFLOAT16, shape) for name, shape in (("x", [1, 2, 4, 4]), ("w", [3, 2, 1, 1]))]
+    graph = oh.make_graph([oh.make_node("Conv", ["x", "w"], ["y"])], "g", values, [oh.make_empty_tensor_value_info("y")])
+    lowered = lower(load(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)])))
+    assert "host" not in [layer.kind for layer in lowered.layers]
+    assert str(lowered.tensors["y"]) == "bf16[1, 3, 4, 4]"

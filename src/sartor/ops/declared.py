@@ -22,7 +22,7 @@ def check_types(context: Context, call: Call) -> None:
     bound: dict[str, tuple[str, str]] = {}
     for place, value in enumerate(call.inputs):
         name, variable, allowed = formals[min(place, len(formals) - 1)]
-        if not value or (words := type_words(context.dtype(value))) is None:
+        if not value or context.sequence(value) is not None or (words := type_words(context.dtype(value))) is None:
             continue
         if words not in allowed:
             raise ModelError(f"{call} does not take elements of type {context.dtype(value)} as {name!r}, as which it is given {value!r}")
@@ -35,14 +35,24 @@ def check_types(context: Context, call: Call) -> None:
 
 @cache
 def _formals(operator: str, version: int, domain: str) -> tuple[tuple[str, str, frozenset[str]], ...]:
-    """Of each declared input its name, its type variable where all that share it must agree, and the types it may have."""
+    """Of each declared input its name, its type variable where all that share it must agree, and the types it may have.
+
+    It may have those of the operator's newest version too: exporters write bf16 into models of opsets that do not have it yet.
+    """
     if not onnx.defs.has(operator, version, domain):
         return ()
     schema = onnx.defs.get_schema(operator, version, domain)
-    variables = {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}
+    variables = _variables(schema)
+    newest = onnx.defs.get_schema(operator, domain)
+    later = {formal.name: _variables(newest).get(formal.type_str, frozenset[str]()) for formal in newest.inputs}
     found = []
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     for formal in schema.inputs:
         shared = formal.type_str in variables and (formal.is_homogeneous or formal.option != variadic)
-        found.append((formal.name, formal.type_str if shared else "", variables.get(formal.type_str, frozenset((formal.type_str,)))))
+        types = variables.get(formal.type_str, frozenset((formal.type_str,)))
+        found.append((formal.name, formal.type_str if shared else "", types | later.get(formal.name, frozenset())))
     return tuple(found)
+
+
+def _variables(schema: onnx.defs.OpSchema) -> dict[str, frozenset[str]]:
+    return {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints}

@@ -121,20 +121,6 @@ def _unsqueeze(context: Context, call: Call) -> None:
     context.reshape(call.inputs[0], shape, output=call.outputs[0])
 
 
-def _dropout(context: Context, call: Call) -> None:
-    """Nothing is dropped outside of training, nor with a ratio of 0; what is dropped the host draws."""
-    training = context.constant(call.inputs[2]) if call.input(2) else np.array(False)
-    trains = training is None or bool(training.reshape(-1)[0]) or (call.version < 7 and not call.get("is_test", 0))
-    ratio = context.constant(call.inputs[1]) if call.version >= 12 and call.input(1) else np.array(call.get("ratio", 0.5))
-    if trains and (ratio is None or float(ratio.reshape(-1)[0]) != 0):
-        raise DeclinedError(f"{call} trains")
-    context.alias(call.outputs[0], call.inputs[0])
-    if call.output(1):
-        tensor = context.tensor(call.inputs[0])
-        true = context.new_constant(np.array(True), f"{call.outputs[1]}.true")
-        _broadcast_to(context, true, tensor.shape, call.outputs[1])
-
-
 # --- joining and cutting ---------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +375,7 @@ def _center_crop_pad(context: Context, call: Call) -> None:
                   value=0.0)
 
 
-def _broadcast_to(context: Context, x: str, shape: Sequence[Dim], output: str | None) -> str:
+def broadcast_to(context: Context, x: str, shape: Sequence[Dim], output: str | None) -> str:
     dtype = context.dtype(x)
     if output is None and context.shape(x) == tuple(shape):
         return x
@@ -415,7 +401,7 @@ def _expand(context: Context, call: Call) -> None:
     if shape == context.shape(x):
         context.alias(call.outputs[0], x)
     else:
-        _broadcast_to(context, context.broadcastable(x, shape), shape, call.outputs[0])
+        broadcast_to(context, context.broadcastable(x, shape), shape, call.outputs[0])
 
 
 def _tile(context: Context, call: Call) -> None:
@@ -436,7 +422,7 @@ def _tile(context: Context, call: Call) -> None:
     for dim, repeat in zip(shape, repeats, strict=True):
         split += [dim] if repeat == 1 else [1, dim]
         spread += [dim] if repeat == 1 else [repeat, dim]
-    expanded = _broadcast_to(context, context.reshape(x, split, suffix="split"), spread, None)
+    expanded = broadcast_to(context, context.reshape(x, split, suffix="split"), spread, None)
     context.reshape(expanded, [d * r for d, r in zip(shape, repeats, strict=True)], output=call.outputs[0])
 
 
@@ -469,7 +455,6 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     ("", "CenterCropPad"): _center_crop_pad,
     ("", "Concat"): _concat,
     ("", "DepthToSpace"): _depth_to_space,
-    ("", "Dropout"): _dropout,
     ("", "Expand"): _expand,
     ("", "Flatten"): _flatten,
     ("", "Pad"): _pad,

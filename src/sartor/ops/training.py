@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir
 
 from sartor.errors import ModelError
@@ -12,7 +13,9 @@ from sartor.graph.layer import Tensor
 from sartor.ops import host
 from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import CASTS, Operator
+from sartor.ops.movement import broadcast_to
 from sartor.sizes import maximum
+from sartor.types import to_numpy
 
 Step = Callable[[ExpressionBuilder, Call, int, list[int]], list[int]]
 """One optimiser's formula: from the adjusted rate and one tensor with its gradient and states the tensor's and states' new values."""
@@ -102,6 +105,36 @@ def optimizer(states: int, step: Step, rate: Callable[[ExpressionBuilder, Call, 
     return lower
 
 
+def _dropout(context: Context, call: Call) -> None:
+    """Nothing is dropped outside of training, nor with a ratio of 0; what is dropped the host draws."""
+    x, old = call.inputs[0], call.version < 7
+    tensor = context.tensor(x)
+    training = context.constant(call.inputs[2]) if call.input(2) else np.array(old and not call.get("is_test", 0))
+    ratio = context.constant(call.inputs[1]) if call.version >= 12 and call.input(1) else np.array(call.get("ratio", 0.5))
+    if training is None or ratio is None or (bool(training.reshape(-1)[0]) and float(ratio.reshape(-1)[0]) != 0):
+        if not old or ratio is None or tensor.dtype not in ("f16", "bf16", "f32", "f64"):
+            raise DeclinedError(f"{call} trains")
+        _dropped(context, call, float(ratio.reshape(-1)[0]))
+        return
+    context.alias(call.outputs[0], x)
+    if call.output(1):  # of the type of x before opset 10
+        true = context.new_constant(np.ones((), bool if call.version >= 10 else to_numpy(tensor.dtype)), f"{call.outputs[1]}.true")
+        broadcast_to(context, true, tensor.shape, call.outputs[1])
+
+
+def _dropped(context: Context, call: Call, ratio: float) -> None:
+    """Training before opset 7, which onnx's reference does not know."""
+    x = call.inputs[0]
+    tensor = context.tensor(x)
+    wide = context.elementwise([x], lambda e, v: e("cast", v, dtype="f64"), tensor.shape, suffix="wide")
+    drawn = _uniform(context, call, wide)
+    kept = context.elementwise([drawn], lambda e, u: e("cast", e("ge", u, e.constant(ratio, "f64")), dtype=tensor.dtype), tensor.shape,
+                               output=call.output(1) or None, suffix="kept")
+    scale = 1 / (1 - ratio) if ratio < 1 else 0.0
+    context.elementwise([x, kept], lambda e, v, m: e("mul", e("mul", v, m), e.constant(scale, tensor.dtype)), tensor.shape,
+                        output=call.outputs[0])
+
+
 def _multinomial(context: Context, call: Call) -> None:
     """The class at which the running total of the probabilities passes a random number, which the host draws."""
     x = call.inputs[0]
@@ -147,6 +180,7 @@ def _uniform(context: Context, call: Call, like: str) -> str:
 
 _DOMAIN = "ai.onnx.preview.training"
 OPERATORS: dict[tuple[str, str], Operator] = {
+    ("", "Dropout"): _dropout,
     ("", "Multinomial"): _multinomial,
     (_DOMAIN, "Adagrad"): optimizer(1, _adagrad, _adagrad_rate),
     (_DOMAIN, "Adam"): optimizer(2, _adam, _adam_rate),

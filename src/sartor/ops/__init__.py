@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sartor.ops import (
     attention,
+    classical,
     contrib,
     contrib_attention,
     contrib_quantized,
@@ -35,6 +36,7 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **contrib.OPERATORS,
     **contrib_attention.OPERATORS,
     **contrib_quantized.OPERATORS,
+    **classical.OPERATORS,
     **convolution.OPERATORS,
     **einsum.OPERATORS,
     **elementwise.OPERATORS,

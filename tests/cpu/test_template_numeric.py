@@ -10,6 +10,7 @@ from sartor.sizes import symbol
 from sartor.templates.determinant import Determinant
 from sartor.templates.fourier import Fourier
 from sartor.templates.regions import Regions
+from sartor.templates.trees import Trees
 
 N, R = symbol("n"), symbol("r")
 
@@ -98,3 +99,17 @@ def test_regions_of_f16():
     problem = regions("average", 2, dtype="f16")
     inputs = harness.random_inputs(problem) | {"b": BOXES[:2].astype(np.float16), "i": np.array([0, 1])}
     harness.check(Regions(), problem, inputs, absolute=2e-3)
+
+
+@pytest.mark.parametrize("op", ["sum", "min", "max"])
+def test_trees(op):
+    reads = {"x": ("f32", (N, 3)), "thresholds": ("f32", (5,)), "nodes": ("i64", (5, 6)), "roots": ("i64", (2,)), "weights": ("f32", (4,)),
+             "targets": ("i64", (4,))}
+    problem = harness.problem("trees", reads, ("f32", (N, 3)), op=op)
+    nodes = np.array([[0, 0, 1, 2, 0, 0], [1, 11, 3, 4, 0, 0], [0, -1, 0, 0, 0, 2], [0, -1, 0, 0, 2, 3], [0, -1, 0, 0, 3, 4]])
+    more = {"thresholds": np.array([0.2, -0.1, 0, 0, 0], np.float32), "nodes": nodes, "roots": np.array([0, 1]),
+            "weights": np.array([1, -2, 3, 4], np.float32), "targets": np.array([0, 2, 2, 0])}
+    for isa in ("sse4", "avx2"):
+        x = harness.random_inputs(problem, {"n": 33})["x"]
+        x[::7] = np.nan
+        harness.check(Trees(), problem, more | {"x": x}, {"n": 33}, on=harness.device(isa))

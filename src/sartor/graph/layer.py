@@ -68,6 +68,9 @@ suppress        boxes [B, N, 4], scores      center.  Result [B, C, N] (i64): fo
                 [B, C, N], most [1] (i64),   first, those left out that overlap one before by more than `overlap` (intersection over union),
                 overlap [1], least [1]       at most `most` of them; then -1.  Boxes are y, x, y, x of opposite corners (center: x, y,
                                              width, height)
+trees           X [N, F], thresholds [M],    op (sum, min, max): the votes of the leaves that each row comes to, joined for each target
+                nodes [M, 6], roots [T],     [N, targets].  A node: feature, comparison (0...5: <= < >= > = !=, 8 more: or NaN; -1: leaf),
+                weights [W], targets [W]     node where it holds, node where not, first and end of a leaf's votes.  All but X are constant
 sizes           -                            dims: the i64 vector (or scalar) whose elements are these Dims
 iota            -                            (none); the i64 vector 0, 1, 2, ... of the output's length
 bind            small vectors                rule, dims (Dims), options, defines ((symbol, place)...): makes sizes known that depend on
@@ -111,7 +114,8 @@ __all__ = ["BODIES", "KINDS", "OPAQUE", "Graph", "Layer", "Problem", "Tensor"]
 
 KINDS = ("elementwise", "matmul", "convolution", "deconvolution", "pool", "reduce", "softmax", "normalize", "attention",
          "linear_attention", "recurrent", "transpose", "reshape", "concat", "slice", "pad", "gather", "resize", "sizes", "iota", "scatter",
-         "cumulative", "topk", "fourier", "determinant", "regions", "nonzero", "order", "suppress", "bind", "if", "loop", "scan", "host")
+         "cumulative", "topk", "fourier", "determinant", "regions", "trees", "nonzero", "order", "suppress", "bind", "if", "loop", "scan",
+         "host")
 
 BODIES: Mapping[str, tuple[str, ...]] = {"if": ("then", "else"), "loop": ("body",), "scan": ("body",)}
 """The attributes of control layers that are graphs."""

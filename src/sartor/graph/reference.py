@@ -16,7 +16,7 @@ import numpy as np
 from sartor.errors import FeedError, GraphError, SartorError
 from sartor.graph.control import run_layer
 from sartor.graph.layer import BODIES, Graph, Layer, Problem
-from sartor.graph.reference_numeric import determinant, fourier, regions
+from sartor.graph.reference_numeric import determinant, fourier, regions, trees
 from sartor.graph.reference_recurrent import linear_attention, recurrent
 from sartor.graph.reference_spatial import convolution, deconvolution, pad, pool, resize
 from sartor.graph.rules import known
@@ -206,7 +206,7 @@ _RAW: dict[str, Callable[[Layer, list[Array], tuple[int, ...], Mapping[str, int]
     "softmax": _softmax, "normalize": _normalize, "attention": _attention, "slice": _slice, "gather": _gather, "sizes": _sizes,
     "pad": pad, "resize": resize, "recurrent": recurrent,
     "linear_attention": linear_attention, "scatter": _scatter, "cumulative": _cumulative, "topk": _topk,
-    "fourier": fourier, "determinant": determinant, "regions": regions,
+    "fourier": fourier, "determinant": determinant, "regions": regions, "trees": trees,
     "nonzero": _nonzero, "order": _order, "suppress": _suppress,
     "iota": lambda layer, inputs, shape, sizes: np.arange(shape[0], dtype=np.int64),
     "transpose": lambda layer, inputs, shape, sizes: np.transpose(inputs[0], layer.attributes["perm"]),

@@ -45,6 +45,26 @@ def regions(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Ma
     return out
 
 
+def trees(layer: Layer, inputs: list[Array], shape: tuple[int, ...], sizes: Mapping[str, int]) -> Array:
+    """Raw result of `trees`."""
+    x, thresholds, nodes, roots, weights, targets = inputs
+    comparisons = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
+    join = {"sum": np.add, "min": np.minimum, "max": np.maximum}[layer.attributes["op"]]
+    out, met = np.zeros(shape, np.float64), np.zeros(shape, bool)
+    for r, row in enumerate(x):
+        for root in roots:
+            node = root
+            while (how := nodes[node, 1]) >= 0:
+                value = row[nodes[node, 0]]
+                holds = comparisons[how & 7](value, thresholds[node]) or (how >= 8 and np.isnan(value))
+                node = nodes[node, 2 if holds else 3]
+            for vote in range(nodes[node, 4], nodes[node, 5]):
+                place = (r, targets[vote])
+                out[place] = join(out[place], weights[vote]) if met[place] else weights[vote]
+                met[place] = True
+    return out
+
+
 def _bins(attributes: Mapping[str, Any], x: Array, box: Array, out: Array) -> None:
     """The maximum of the pixels of each bin."""
     left, top, right, bottom = (int(np.trunc(v + np.copysign(0.5, v))) for v in box * x.dtype.type(attributes["scale"]))

@@ -17,11 +17,11 @@ from sartor.types import from_numpy
 
 MOVEMENT = ("transpose", "reshape", "concat", "slice", "pad")  # kinds that only move elements and carry no expression
 PLAIN = (*MOVEMENT, "sizes", "iota", "recurrent", "linear_attention", "scatter", "cumulative", "topk", "fourier", "determinant",
-         "nonzero", "order", "suppress", *OPAQUE)  # all kinds that carry no expression
+         "trees", "nonzero", "order", "suppress", *OPAQUE)  # all kinds that carry no expression
 
 _INPUTS = {"matmul": 2, "convolution": 2, "deconvolution": 2, "pool": 1, "reduce": 1, "softmax": 1, "normalize": 1, "recurrent": 7,
            "linear_attention": 6, "transpose": 1, "reshape": 1, "slice": 1, "pad": 1, "gather": 2, "resize": 1, "sizes": 0, "iota": 0,
-           "scatter": 3, "cumulative": 1, "topk": 1, "fourier": 3, "determinant": 1, "regions": 3, "nonzero": 1, "order": 1,
+           "scatter": 3, "cumulative": 1, "topk": 1, "fourier": 3, "determinant": 1, "regions": 3, "trees": 6, "nonzero": 1, "order": 1,
            "suppress": 5}
 _ATTRIBUTES = {
     "matmul": ("transpose_a", "transpose_b"), "convolution": ("strides", "dilations", "pads", "groups"),
@@ -31,7 +31,7 @@ _ATTRIBUTES = {
     "transpose": ("perm",), "concat": ("axis",), "slice": ("starts", "steps"), "pad": ("before", "mode"), "gather": ("axis",),
     "resize": ("mode", "scales", "coordinate"), "sizes": ("dims",), "scatter": ("op",),
     "cumulative": ("op", "axis", "exclusive", "reverse"), "topk": ("axis", "largest"),
-    "fourier": ("inverse", "half"), "regions": ("mode", "scale", "offset", "sampling"),
+    "trees": ("op",), "fourier": ("inverse", "half"), "regions": ("mode", "scale", "offset", "sampling"),
     "suppress": ("center",),
     "bind": ("rule", "dims", "defines"),
     "if": ("then", "else"), "loop": ("body", "carried", "while"),
@@ -218,7 +218,7 @@ def raw_dtype(layer: Layer, inputs: Sequence[Tensor]) -> str | None:
         return "i64"
     if layer.kind == "pool" and layer.attributes["mode"] == "argmax":
         return "i64"
-    if not inputs or layer.kind == "elementwise":
+    if not inputs or layer.kind in ("elementwise", "trees"):
         return None
     first = inputs[0].dtype
     return None if layer.kind in ("matmul", "convolution", "deconvolution") and first[0] in "iu" else first
@@ -365,6 +365,13 @@ def _fourier(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
             and _same(cosines.shape, sines.shape) and cosines.dtype == sines.dtype == "f64")
 
 
+def _trees(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
+    x, thresholds, nodes, roots, weights, targets = inputs
+    return (len(x.shape) == len(output.shape) == 2 and not differ(x.shape[0], output.shape[0]) and thresholds.dtype == x.dtype
+            and _same((*thresholds.shape, 6), nodes.shape) and _same(weights.shape, targets.shape) and len(weights.shape) == 1
+            and nodes.dtype == roots.dtype == targets.dtype == "i64")
+
+
 def _regions(layer: Layer, inputs: list[Tensor], output: Tensor) -> bool:
     x, boxes, images = inputs
     return (len(x.shape) == len(output.shape) == 4 and len(boxes.shape) == 2 and len(images.shape) == 1
@@ -401,7 +408,7 @@ _SHAPES: dict[str, Callable[[Layer, list[Tensor], Tensor], bool]] = {
     "reshape": lambda layer, inputs, output: not differ(inputs[0].elements, output.elements),
     "sizes": lambda layer, inputs, output: not differ(product(output.shape), len(layer.attributes["dims"])),
     "iota": lambda layer, inputs, output: len(output.shape) == 1,
-    "scatter": _scatter, "cumulative": _unchanged, "topk": _topk, "fourier": _fourier, "regions": _regions,
+    "scatter": _scatter, "cumulative": _unchanged, "topk": _topk, "fourier": _fourier, "trees": _trees, "regions": _regions,
     "determinant": lambda layer, inputs, output: (len(inputs[0].shape) >= 2 and not differ(*inputs[0].shape[-2:])
                                                   and _same(inputs[0].shape[:-2], output.shape)),
     "nonzero": lambda layer, inputs, output: inputs[0].dtype == "bool" and len(inputs[0].shape) == len(output.shape) == 1,

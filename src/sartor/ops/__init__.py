@@ -28,6 +28,7 @@ from sartor.ops import (
     sequences,
     signal,
     training,
+    trees,
 )
 from sartor.ops.elementwise import Operator
 
@@ -57,4 +58,5 @@ OPERATORS: dict[tuple[str, str], Operator] = {
     **selection.OPERATORS,
     **signal.OPERATORS,
     **training.OPERATORS,
+    **trees.OPERATORS,
 }

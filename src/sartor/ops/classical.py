@@ -196,8 +196,9 @@ def _linear(context: Context, call: Call, count: int) -> str:
     return context.elementwise([products, shift], lambda e, v, b: e("add", v, b), (shape[0], count), suffix="scores")
 
 
-def _transformed(context: Context, call: Call, scores: str, output: str) -> None:
-    kind = call.get("post_transform", "NONE")
+def transformed(context: Context, call: Call, scores: str, output: str, kind: str = "") -> None:
+    """Emits the results as the node's `post_transform`, or `kind`, wants them."""
+    kind = kind or call.get("post_transform", "NONE")
     tensor = context.tensor(scores)
     if kind == "SOFTMAX":
         context.layer("softmax", [scores], tensor, output=output, suffix="probabilities", axis=1, log=False)
@@ -209,7 +210,7 @@ def _transformed(context: Context, call: Call, scores: str, output: str) -> None
 
 
 def _linear_regressor(context: Context, call: Call) -> None:
-    _transformed(context, call, _linear(context, call, call.get("targets", 1)), call.outputs[0])
+    transformed(context, call, _linear(context, call, call.get("targets", 1)), call.outputs[0])
 
 
 def _linear_classifier(context: Context, call: Call) -> None:
@@ -223,7 +224,7 @@ def _linear_classifier(context: Context, call: Call) -> None:
         table = context.new_constant(np.asarray(labels, np.int64), f"{call.outputs[0]}.labels")
         emit_gather(context, table, context.reshape(best, (rows,)), 0, call.outputs[0])
     if call.output(1):
-        _transformed(context, call, scores, call.outputs[1])
+        transformed(context, call, scores, call.outputs[1])
 
 
 _DOMAIN = "ai.onnx.ml"

@@ -34,6 +34,7 @@ from sartor.templates.sizes import Iota, Sizes
 from sartor.templates.softmax import Softmax
 from sartor.templates.topk import TopK
 from sartor.templates.transpose import Transpose
+from sartor.templates.trees import Trees
 from sartor.templates.winograd import WINOGRAD
 
 TEMPLATES: tuple[Template, ...] = (
@@ -68,6 +69,7 @@ TEMPLATES: tuple[Template, ...] = (
     Fourier(),
     Determinant(),
     Regions(),
+    Trees(),
     Nonzero(),
     Order(),
     Suppress(),

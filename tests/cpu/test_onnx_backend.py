@@ -12,12 +12,13 @@ helper = onnx.helper
 
 CASES = (
     "abs", "add_bcast", "add", "and_bcast3v1d", "argmax_keepdims_example", "averagepool_2d_pads", "batchnorm_epsilon",
-    "basic_conv_with_padding", "cast_FLOAT_to_DOUBLE", "clip_default_min", "concat_3d_axis_negative_2", "constant",
+    "basic_conv_with_padding", "bitcast_bool_to_uint8", "cast_FLOAT_to_DOUBLE", "cast_FLOAT16_to_INT4", "cast_FLOAT_to_FLOAT8E4M3FN",
+    "cast_e8m0_FLOAT_to_FLOAT8E8M0", "cast_no_saturate_FLOAT_to_FLOAT8E5M2", "castlike_FLOAT_to_BFLOAT16", "clip_default_min", "concat_3d_axis_negative_2", "constant",
     "conv_with_strides_and_asymmetric_padding", "convtranspose_pads", "cumsum_1d", "depthtospace_example",
-    "dropout_default", "einsum_batch_matmul", "elu", "equal_bcast", "expand_dim_changed", "flatten_axis2", "gather_1",
+    "dequantizelinear_e4m3fn", "dequantizelinear_uint2", "dropout_default", "einsum_batch_matmul", "elu", "equal_bcast", "expand_dim_changed", "flatten_axis2", "gather_1",
     "gather_negative_indices", "gemm_all_attributes", "gelu_tanh_1", "globalaveragepool", "hardswish", "instancenorm_example",
     "layer_normalization_4d_axis2", "logsoftmax_axis_1", "matmul_4d", "maxpool_2d_ceil", "mod_mixed_sign_int32",
-    "nonzero_example", "pow_bcast_array", "prelu_broadcast", "reduce_mean_keepdims_example", "reshape_negative_dim",
+    "nonzero_example", "pow_bcast_array", "prelu_broadcast", "quantizelinear_blocked_symmetric", "quantizelinear_float4e2m1", "reduce_mean_keepdims_example", "reshape_negative_dim",
     "resize_upsample_scales_linear", "shape_start_1", "sigmoid", "slice_neg_steps", "softmax_axis_0", "split_equal_parts_2d_opset13",
     "squeeze_negative_axes", "tile", "transpose_all_permutations_3", "unsqueeze_three_axes", "where_example",
 )

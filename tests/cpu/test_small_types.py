@@ -10,6 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.unit.ops_harness import make_model
 
 import sartor
+from sartor.errors import ModelError
 from sartor.types import CODED, FORMATS, limits, to_numpy, width
 
 RNG = np.random.default_rng(5)
@@ -272,3 +273,17 @@ def test_files_of_arrays_hold_small_types_as_raw_bytes(tmp_path, capsys):
         assert '"float8_e5m2"' in capsys.readouterr().out
         with np.load(tmp_path / "out.npz") as outputs:
             assert outputs["y"].tobytes() == x.tobytes()
+
+
+def test_whole_numbers_of_64_bits_stay_exact():
+    """Where a constant of a model becomes a number of a layer."""
+    big = np.array((1 << 62) + 1, np.int64)
+    x = np.array([[(1 << 53) + 1, -5]], np.int64)
+    nodes = [oh.make_node("Pad", ["x", "pads", "big"], ["p"]), oh.make_node("Add", ["x", "big"], ["a"]), oh.make_node("Max", ["x", "big"], ["m"])]
+    beside_reference(nodes, {"x": x}, ("p", "a", "m"), {"pads": np.array([0, 1, 1, 0]), "big": big})
+
+
+def test_a_mode_of_rounding_nobody_knows_is_refused():
+    node = oh.make_node("Cast", ["x"], ["y"], to=NUMBERS["f8e8m0"], round_mode="sideways")
+    with pytest.raises(ModelError, match="'sideways'; modes are up, down and nearest"):
+        compiled([node], {"x": np.ones(3, np.float32)})

@@ -151,7 +151,9 @@ def cast_option(call: Call, dtype: str) -> str | None:
     """How a node's attributes want values converted to `dtype`: the option of a `cast` node."""
     saturate = ["saturate"] if call.get("saturate", 1) else []
     if dtype == "f8e8m0":
-        return " ".join([call.get("round_mode", "up"), *saturate])
+        if (mode := call.get("round_mode", "up")) not in ("up", "down", "nearest"):
+            raise ModelError(f"{call} rounds by the mode {mode!r}; modes are up, down and nearest")
+        return " ".join([mode, *saturate])
     return "saturate" if saturate and dtype.startswith("f8") else None
 
 

@@ -78,3 +78,11 @@ def test_batch_normalisation_keeps_its_scales_in_single_precision(name, constant
     node = oh.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["y"])
     feeds, constants = ({"x": x}, parts) if constant else ({"x": x, **parts}, {})
     check([node], feeds, constants, units=0.6)
+
+
+@HALF
+def test_recurrent_states_are_rounded_when_all_are_known(name):
+    rng = np.random.default_rng(4)
+    x, w, r, b = (rng.standard_normal(s).astype(to_numpy(name)) for s in ((9, 3, 16), (1, 15, 16), (1, 15, 5), (1, 30)))
+    check([oh.make_node("GRU", ["x", "w", "r", "b"], ["y"], hidden_size=5)], {"x": x}, {"w": w, "r": r, "b": b}, units=0.6)
+    check([oh.make_node("GRU", ["x", "w", "r", "b"], ["y"], hidden_size=5)], {"x": x, "w": w, "r": r, "b": b}, {}, units=0.6)

@@ -14,6 +14,7 @@ from sartor.graph.reference_recurrent import ACTIVATIONS, GATES, Activation
 from sartor.ops.context import Array, Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim
+from sartor.types import to_numpy, working
 
 _DEFAULT_ACTIVATIONS = {"lstm": ["Sigmoid", "Tanh", "Tanh"], "gru": ["Sigmoid", "Tanh"], "rnn": ["Tanh"]}
 _DEFAULTS = {"affine": (1.0, 0.0), "elu": (1.0, 0.0), "hardsigmoid": (0.2, 0.5), "leakyrelu": (0.01, 0.0), "scaledtanh": (1.0, 1.0),
@@ -79,16 +80,19 @@ def _biases(context: Context, value: str, width: int, hidden: int, linear: bool)
 
 
 def _products(context: Context, x: str, weights: str, bias: str) -> str:
-    """X [S, B, I] times the weights [D, G*H, I] of all directions, as [S, B, D*G*H], with the bias [D, G*H]."""
+    """X [S, B, I] times the weights [D, G*H, I] of all directions, as [S, B, D*G*H], with the bias [D, G*H]; of 16-bit floats in f32."""
     steps, batch, size = context.shape(x)
     directions, width, inner = context.shape(weights)
     context.same(size, inner, "the inputs")
     rows = context.reshape(weights, (directions * width, inner), suffix="weights")
     dtype, expression, extra = context.dtype(x), None, []
-    if bias:
-        e = ExpressionBuilder([dtype, dtype])
-        expression, extra = e.finish(e("add", 0, 1)), [context.reshape(bias, (directions * width,), suffix="bias_row")]
-    return context.layer("matmul", [x, rows], Tensor(dtype, (steps, batch, directions * width)), suffix="products",
+    wide = working(dtype)
+    if bias or wide != dtype:
+        e = ExpressionBuilder([dtype] + ([context.dtype(bias)] if bias else []))
+        out = e("cast", 0, dtype=wide) if wide != dtype else 0
+        expression = e.finish(e("add", out, 1) if bias else out)
+        extra = [context.reshape(bias, (directions * width,), suffix="bias_row")] if bias else []
+    return context.layer("matmul", [x, rows], Tensor(wide, (steps, batch, directions * width)), suffix="products",
                          expression=expression, extra=extra, transpose_a=False, transpose_b=True)
 
 
@@ -110,15 +114,19 @@ def recurrent(cell: str) -> Operator:
             states = [context.transpose(v, (1, 0, 2)) if v else "" for v in states]
         _check(context, call, directions, hidden, width, [context.shape(x)[1], *(context.shape(v)[1] for v in states if v)])
         linear = cell == "gru" and bool(call.get("linear_before_reset", 0))
-        bias, apart = _biases(context, call.input(3), width, hidden, linear) if call.input(3) else ("", "")
+        bias, apart = _biases(context, _wide(context, call.input(3)), width, hidden, linear) if call.input(3) else ("", "")
         products = _products(context, x, w, bias)
         steps, batch = context.shape(products)[:2]
-        inputs = [products, context.transpose(r, (0, 2, 1)), call.input(4), *states, apart, call.input(7) if cell == "lstm" else ""]
+        dtype, wide = context.dtype(x), context.dtype(products)
+        inputs = [products, context.transpose(_wide(context, r), (0, 2, 1)), call.input(4), *(_wide(context, v) for v in states), apart,
+                  _wide(context, call.input(7)) if cell == "lstm" else ""]
         clip = call.get("clip")
         out = context.layer(
-            "recurrent", inputs, Tensor(context.dtype(x), (steps + (2 if cell == "lstm" else 1), directions, batch, hidden)),
+            "recurrent", inputs, Tensor(wide, (steps + (2 if cell == "lstm" else 1), directions, batch, hidden)),
             cell=cell, reverse=reverse, activations=_activations(call, cell, directions), clip=None if clip is None else float(clip),
             linear_before_reset=linear, input_forget=bool(call.get("input_forget", 0)) and cell == "lstm")
+        if wide != dtype:  # states are rounded once they are all known
+            out = context.elementwise([out], lambda e, v: e("cast", v, dtype=dtype), context.shape(out), suffix="rounded")
         if call.output(0):
             _part(context, out, 0, steps, call.output(0), (2, 0, 1, 3) if batch_first else (), keep=True)
         for number in range(1, 3 if cell == "lstm" else 2):
@@ -126,6 +134,18 @@ def recurrent(cell: str) -> Operator:
                 _part(context, out, steps + number - 1, 1, call.output(number), (1, 0, 2) if batch_first else (), keep=False)
 
     return lower
+
+
+def _wide(context: Context, value: str) -> str:
+    """A value in the type that is computed in, so that the states of 16-bit networks keep what a step adds to them."""
+    dtype = context.dtype(value) if value else ""
+    if not value or working(dtype) == dtype:
+        return value
+    wide = to_numpy(working(dtype))
+    made = context.derived_constant(value, ("wide",), lambda a: a.astype(wide), f"{value}.wide")
+    if made is None:
+        made = context.elementwise([value], lambda e, v: e("cast", v, dtype=working(dtype)), context.shape(value), suffix=f"{value}.wide")
+    return made
 
 
 def _hidden(context: Context, call: Call) -> int:

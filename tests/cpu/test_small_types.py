@@ -181,6 +181,16 @@ def test_the_same_bits_as_another_type(source, to):
         assert got.astype(np.uint8).tolist() == wanted.astype(np.uint8).tolist() if width(to) < 8 else got.tobytes() == wanted.tobytes()
 
 
+def test_layers_that_differ_in_a_type_between_do_not_share_a_kernel():
+    x = np.linspace(-3, 3, 40, dtype=np.float32)
+    between = ("f16", "bf16", "f8e4m3fn", "f8e5m2", "i32", "u8", "i4")
+    nodes = [oh.make_node("Cast", ["x"], [f"m{t}"], to=NUMBERS[t]) for t in between]
+    nodes += [oh.make_node("Cast", [f"m{t}"], [t], to=NUMBERS["f32"]) for t in between]
+    got = run(nodes, {"x": np.abs(x)}, between)
+    for kind in between:
+        assert same(got[kind], np.abs(x).astype(to_numpy(kind)).astype(np.float32)), kind
+
+
 # --- quantisation ----------------------------------------------------------------------------------------------------------
 
 

@@ -70,12 +70,16 @@ class Expression:
         return index if index < self.operands else None
 
     def __str__(self) -> str:
-        """As one formula; a node that is read more than once is named before it, so that the text stays as short as the nodes."""
+        """As one formula, which tells different expressions of the same operands apart: of types, those that do not follow from them.
+
+        A node that is read more than once is named before it, so that the text stays as short as the nodes.
+        """
         reads = Counter(a for node in self.nodes for a in node.args)
         names = [f"x{i}" for i in range(self.operands)]
         named: list[str] = []
         for node in self.nodes[self.operands:]:
-            parts = [names[a] for a in node.args] + ([repr(node.value)] if node.value is not None else [])
+            parts = [names[a] for a in node.args] + ([node.dtype] if node.op in ("cast", "bitcast") else [])
+            parts += [repr(node.value)] if node.value is not None else []
             text = repr(node.value) if node.op == "constant" else f"{node.op}({', '.join(parts)})"
             if reads[len(names)] > 1 and node.op != "constant":
                 named.append(f"t{len(named)} = {text}; ")

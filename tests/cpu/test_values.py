@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto
 from onnx.helper import (
@@ -177,6 +178,18 @@ def test_a_head_that_waits_for_the_host_itself_runs_in_kernels():
     assert second.shape == (2, 3)
     assert [task.layer for task in session.plan({"x": (2, 3)}).tasks if task.host] == ["draw", "pair"]
     assert {"draw", "pair"} < set(session.profile({"x": rows(2, 1.5)}))
+
+
+def test_an_optional_is_what_it_holds():
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["":18]> g (bool c, float[n, 3] x) => (optional(seq(float[n, 3])) o, bool there) {
+        o = If (c) < then_branch = t () => (optional(seq(float[n, 3])) a) { s = SequenceConstruct(x) a = Optional(s) },
+                     else_branch = e () => (optional(seq(float[n, 3])) b) { b = Optional <type: type_proto = seq(float[n, 3])> () }>
+        there = OptionalHasElement(o) }""")
+    session = sartor.Session(sartor.compile(proto))
+    found = session.run({"c": np.array(True), "x": rows(2, 1.5)})
+    assert found["there"]
+    (array,) = found["o"]
+    np.testing.assert_array_equal(array, rows(2, 1.5))
 
 
 def test_strings():

@@ -1,6 +1,7 @@
 """What control layers do with their bodies: one account of it for the reference and for programs in operation.
 
-A body is a function from arrays to arrays, which may also be given arrays to put results into (None where it may choose).
+A body is a function from arrays to arrays, which may also be given arrays to put results into (None where it may choose).  Its
+results share no memory with what it was given to read.
 """
 
 from __future__ import annotations
@@ -104,11 +105,15 @@ def loop(
     count = None if trip is None or ends else max(trip, 0) if condition else 0
     stacks = [Stack(count, form) for form in forms]
     values, number, kept = list(carried), len(carried), list(captured)
+    spare: list[Array | None] = [None] * number  # what the iteration before the last made, whose memory may be used again
+    iteration, holds = np.zeros(scalars[0], np.int64), np.ones(scalars[1], np.bool_)
     index = 0
     while condition and (trip is None or index < trip):
         slots = [stack.slot(index) for stack in stacks]
-        given = [np.full(scalars[0], index, np.int64), np.full(scalars[1], True), *values, *kept]
-        results = body(given, [None] * (number + 1) + slots)
+        iteration[...] = index
+        results = body([iteration, holds, *values, *kept], [None, *spare, *slots])
+        if index:
+            spare[:] = values
         values = results[1 : number + 1]
         for stack, element, slot in zip(stacks, results[number + 1 :], slots, strict=True):
             stack.put(index, element, slot)
@@ -126,10 +131,13 @@ def scan(
     stacks = [Stack(length, form, backward=backward, zero=count < length)
               for form, backward in zip(forms, reverse_outputs, strict=True)]
     values, number = list(states), len(states)
+    spare: list[Array | None] = [None] * number
     for index in range(count):
         slots = [stack.slot(index) for stack in stacks]
         elements = [x[length - 1 - index if back else index, ...] for x, back in zip(scanned, reverse, strict=True)]
-        results = body([*values, *elements, *captured], [None] * number + slots)
+        results = body([*values, *elements, *captured], [*spare, *slots])
+        if index:
+            spare[:] = values
         values = results[:number]
         for stack, element, slot in zip(stacks, results[number:], slots, strict=True):
             stack.put(index, element, slot)

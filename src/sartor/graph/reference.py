@@ -247,7 +247,7 @@ def _control(problem: Problem, read: Callable[[str], Array], sizes: Mapping[str,
     def called(body: Graph) -> Callable[[Sequence[Array], Sequence[Array | None]], list[Array]]:
         def call(arrays: Sequence[Array], out: Sequence[Array | None]) -> list[Array]:
             made = evaluate_graph(body, dict(zip(body.inputs, arrays, strict=True)), wide, sizes)
-            return [made[name] for name in body.outputs]
+            return [np.array(made[name]) for name in body.outputs]
 
         return call
 

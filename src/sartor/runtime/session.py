@@ -40,6 +40,7 @@ KEPT_STAGES = 64
 """How many sets of sizes found in runs each of these keeps the later stages for."""
 
 _READY = 0x101  # NumPy's flags C_CONTIGUOUS and ALIGNED
+_WRITABLE = 0x501  # and WRITEABLE
 _told: set[str] = set()
 
 
@@ -197,7 +198,7 @@ class Session:
             given = {i: a for i, a in enumerate(out) if a is not None and made.get(i) == a.shape}
             return Run(self, ready, list(inputs), given, memory).all()
         outputs = [
-            place if place is not None and place.shape == shape and place.flags.carray else np.empty(shape, dtype)
+            place if place is not None and place.shape == shape and place.flags.num & _WRITABLE == _WRITABLE else np.empty(shape, dtype)
             for place, (shape, dtype) in zip(out, ready.made, strict=True)
         ]
         context = memory.contexts.get(id(ready.first)) or memory.context(self.program, 0, ready.first)

@@ -276,6 +276,19 @@ def test_upsampling_by_scales_of_the_run():
     refuses(proto, {"x": X[0], "f": np.array([2, 0.5], np.float32)}, "(Upsample) is given the scales [2.0, 0.5]")
 
 
+def test_blocks_of_the_run_become_an_image():
+    proto = model("""(float[n,c,l] x, int64[2] i, int64[2] k) => (float[n,d,p,q] y) {
+        r = Neg(x)  y = Col2Im<strides=[2,1], pads=[1,0,1,1], dilations=[1,2]>(r, i, k) }""")
+    feeds = []
+    for image, block, channels in (((5, 6), (3, 2), 2), ((4, 5), (1, 1), 1), ((3, 9), (2, 3), 3)):
+        windows = [(image[0] + 2 - block[0]) // 2 + 1, image[1] + 1 - 2 * (block[1] - 1)]
+        shape = (2, channels * block[0] * block[1], windows[0] * windows[1])
+        feeds.append({"x": RNG.standard_normal(shape).astype(np.float32), "i": ints(*image), "k": ints(*block)})
+    check(proto, feeds)
+    refuses(proto, feeds[0] | {"i": ints(9, 6)}, "the network cannot work at the sizes")
+    refuses(proto, feeds[0] | {"k": ints(0, 2)}, "the network cannot work at the sizes")
+
+
 # --- what follows ----------------------------------------------------------------------------------------------------------
 
 
@@ -286,7 +299,7 @@ def test_sizes_of_the_run_may_turn_out_to_be_one():
     feeds = [{"x": np.arange(np.prod(s), dtype=np.float32), "u": np.ones(np.prod(t), np.float32), "s": ints(*s), "t": ints(*t),
               "w": X[:, :, 0]} for s, t in shapes if 0 not in t]  # fmt: skip
     check(proto, feeds)
-    refuses(proto, feeds[0] | {"x": feeds[0]["x"][:8], "s": ints(2, 4)}, "the network cannot work at the sizes")
+    refuses(proto, feeds[0] | {"x": feeds[0]["x"][:8], "s": ints(2, 4)}, "would have 2 and 3 elements in one dimension")
     refuses(proto, feeds[0] | {"u": np.ones(8, np.float32), "t": ints(2, 4)}, "the network cannot work at the sizes")
 
 
@@ -309,3 +322,23 @@ def test_sizes_of_the_run_inside_of_a_body():
         r = Relu(x)
         y = If(c) <then_branch = t () => (float[p,q] u) { u = Reshape(r, s) }, else_branch = e () => (float[p,q] v) { v = Neg(r) }> }""")
     check(proto, [{"x": X[0], "s": ints(*s), "c": np.array(c)} for s, c in (((8, 3), True), ((2, -1), True), ((1, 1), False))])
+
+
+def test_plans_profiles_and_checks_of_such_a_model(tmp_path, capsys):
+    import json
+
+    import onnx
+
+    from sartor.cli import main
+
+    proto = model(RESHAPE)
+    with sartor.Session(sartor.compile(proto, threads=1)) as session:
+        assert [task.host for task in session.plan({"x": (3, 4, 6), "s": (2,)}).tasks] == [False] * 2
+        assert set(session.profile({"x": X, "s": ints(8, 9)})) == {task.layer for task in session.plan({"x": (3, 4, 6), "s": (2,)}).tasks}
+        with pytest.raises(SartorError, match="the array for the output z has the shape"):
+            session.run({"x": X, "s": ints(8, 9)}, out={"z": np.empty((9, 8), np.float32)})
+        given = np.empty((8, 9), np.float32)
+        assert session.run({"x": X, "s": ints(8, 9)}, out={"z": given})["z"] is given
+    onnx.save(proto, tmp_path / "m.onnx")
+    assert main.run(["check", str(tmp_path / "m.onnx"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["host"] == 0

@@ -545,10 +545,15 @@ class Context:
         """What two sizes broadcast to, of which either may turn out to be 1."""
         if isinstance(b, int):
             a, b = b, a
-        one = minimum(a, 1) - minimum(maximum(a - 1, 0), 1)  # 1 where a is 1, else 0
-        out = a if isinstance(a, int) else a + one * (b - 1)
-        self.graph.conditions.append(((b - 1) * (b - out), 0))
+        out = a if isinstance(a, int) else _unless_one(a, b)
+        self.graph.conditions.append((_unless_one(b, out), out))
         return out
+
+
+def _unless_one(a: Dim, b: Dim) -> Dim:
+    """`a`, or `b` where `a` is 1."""
+    one = minimum(a, 1) - minimum(maximum(a - 1, 0), 1)  # 1 where a is 1, else 0
+    return a + one * (b - a)
 
 
 def fraction(x: float) -> Any:

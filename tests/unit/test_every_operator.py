@@ -15,7 +15,7 @@ from tests.unit.ops_harness import kinds, lower_model, run_runtime
 
 from sartor.graph.reference import evaluate_graph
 
-HOST = {"TfIdfVectorizer": "its n-grams are searched for on the host", "LinearAttention": "its recurrence runs on the host"}
+HOST = {"TfIdfVectorizer": "its n-grams are searched for on the host"}
 RUNTIME = ("GlobalLpPool", "LRN", "MaxRoiPool")  # which onnx's reference lacks, or computes for as many channels as there are images
 
 RENAMED = {"Scatter": "ScatterElements"}

@@ -156,11 +156,10 @@ def top_k(m: Maker, op: str) -> None:
     shape = m.shape_of(x)
     axis = m.axis(len(shape)) if m.opset >= 11 else m.number(0, len(shape) - 1)
     k = m.number(0 if m.opset >= 11 else min(1, shape[axis]), shape[axis])
-    wanted = m.one(((True, True), (True, False), (False, True)))
     if m.opset < 10:
-        m.node(op, [x], 2, wanted=wanted, axis=axis, k=k)
+        m.node(op, [x], 2, axis=axis, k=k)
     else:  # sorted, since the order is open otherwise
-        m.node(op, [x, m.given([k])], 2, wanted=wanted, axis=axis, largest=m.number(0, 1) if m.chance(0.7) else None)
+        m.node(op, [x, m.given([k])], 2, axis=axis, largest=m.number(0, 1) if m.chance(0.7) else None)
 
 
 def arg(m: Maker, op: str) -> None:

@@ -16,7 +16,7 @@ NEWEST = onnx.defs.onnx_opset_version()
 def random_model(seed: int, only: tuple[str, ...] = ()) -> RandomModel:
     """The model of this seed: one to six nodes; of the operators `only`, where some are given."""
     rng = np.random.default_rng(seed)
-    opset = int(rng.choice([NEWEST, int(rng.integers(7, NEWEST + 1))]))
+    opset = int(rng.choice([NEWEST, int(rng.integers(7, NEWEST + 1)), int(rng.integers(7, NEWEST + 1))]))
     maker = Maker(rng, opset)
     entries = {op: e for op, e in available(opset).items() if not only or op in only}
     if not entries:

@@ -73,7 +73,7 @@ def onnxruntime(node: onnx.NodeProto, opset: int) -> Meaning:
                       for n, a in given.items()]
             made = [helper.make_empty_tensor_value_info(n) for n in node.output if n]
             graph = helper.make_graph([node], "one", inputs, made)
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", min(opset, 23))], ir_version=10)
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", min(opset, 21))], ir_version=10)
             options = ort.SessionOptions()
             options.log_severity_level, options.intra_op_num_threads = 4, 1
             sessions[key] = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -152,6 +152,23 @@ def as_newer(version: int) -> Make:
     return make
 
 
+def group_norm(node: onnx.NodeProto, opset: int) -> Meaning:
+    """Groups of channels, each less its mean and over its deviation."""
+    given = {"epsilon": float(np.float32(1e-5)), **attributes(node)}
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x, scale, bias = operands
+        kind = np.float64 if x.dtype == np.float64 else np.float32
+        rows = x.astype(kind).reshape(x.shape[0], given["num_groups"], -1)
+        rows = (rows - rows.mean(axis=2, keepdims=True)) / np.sqrt(rows.var(axis=2, keepdims=True) + kind(given["epsilon"]))
+        each = x.shape[1] // scale.shape[0]  # before version 21 one number a group
+        shape = (-1, *[1] * (x.ndim - 2))
+        factor, shift = (v.astype(kind).repeat(each).reshape(shape) for v in (scale, bias))
+        return [(rows.reshape(x.shape) * factor + shift).astype(x.dtype)]
+
+    return run
+
+
 def _recurrent(node: onnx.NodeProto, opset: int) -> bool:
     given = attributes(node)
     return any(k in given for k in ("activations", "clip", "input_forget")) or (len(node.input) > 4 and node.input[4] != "")
@@ -197,6 +214,7 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("DynamicQuantizeLinear",), _always, onnxruntime, "an input of zeros has the scale 1/255 there, 1 in ONNX Runtime, 0 in the schema"),
     (("MaxPool", "AveragePool", "LpPool"), _same, explicit, "its padding is wrong with dilations, and less than nothing with long strides"),
     (("RoiAlign",), _before(16), onnxruntime, "it moves places by half a pixel, as only newer versions do"),
+    (("GroupNormalization",), _always, group_norm, "it cannot run the body it has it defined by"),
     (("GlobalLpPool", "MaxRoiPool"), _always, onnxruntime, "it lacks the operator"),
 )
 

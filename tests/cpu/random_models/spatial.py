@@ -308,7 +308,7 @@ def causal_convolution(m: Maker, op: str) -> None:
     inputs.append(m.new(dtype, (channels,), normal, constant=0.8) if m.chance(0.5) else "")
     if m.chance(0.5):
         inputs.append(m.new(dtype, (batch, channels, width - 1), normal))
-    m.node(op, inputs, 2, wanted=(True, m.chance(0.6)), activation=m.one((None, "none", "silu", "swish")))
+    m.node(op, inputs, 2, activation=m.one((None, "none", "silu", "swish")))
 
 
 def unspecified_pool(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:

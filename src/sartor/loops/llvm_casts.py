@@ -34,7 +34,7 @@ def converted(emit: Emitter, a: str, source: Type, to: Type) -> str:
         wide = _half_to_single(emit, a, source) if source.scalar == "f16" else _bfloat_to_single(emit, a, source)
         return converted(emit, wide, single, to)
     if to.scalar in ("f16", "bf16"):
-        narrow = _double_to_odd(emit, a, source, single) if source.scalar == "f64" else converted(emit, a, source, single)
+        narrow = converted(emit, a, source, single)  # what has more bits comes by way of `codes`
         return _single_to_half(emit, narrow, single) if to.scalar == "f16" else _single_to_bfloat(emit, narrow, single)
     have, want = register(source), register(to)
     if to.scalar == "bool":
@@ -56,26 +56,6 @@ def converted(emit: Emitter, a: str, source: Type, to: Type) -> str:
 def _integer(emit: Emitter, text: str, type_: Type, a: str, constant: int) -> str:
     """`text` of `a` and a constant, both unsigned `type_`."""
     return emit.new(f"{text} {register(type_)} {a}, {number(constant, type_)}")
-
-
-def _double_to_odd(emit: Emitter, a: str, source: Type, single: Type) -> str:
-    """Round to odd: toward zero, and the last bit set where anything was lost, so that rounding once more is as good as rounding once."""
-    bits, mask = single.of("u32"), register(single.of("bool"))
-    kind, wide = register(bits), register(source)
-    near = emit.new(f"fptrunc {wide} {a} to {register(single)}")
-    back = emit.new(f"fpext {register(single)} {near} to {wide}")
-    x = emit.new(f"bitcast {register(single)} {near} to {kind}")
-    lost = emit.new(f"fcmp one {wide} {back}, {a}")
-    away = emit.new(f"fcmp ogt {wide} {_magnitude(emit, back, source)}, {_magnitude(emit, a, source)}")
-    toward_zero = emit.new(f"sub {kind} {x}, {emit.new(f'zext {mask} {away} to {kind}')}")
-    odd = emit.new(f"or {kind} {toward_zero}, {emit.new(f'zext {mask} {lost} to {kind}')}")
-    return emit.new(f"bitcast {kind} {odd} to {register(single)}")
-
-
-def _magnitude(emit: Emitter, a: str, source: Type) -> str:
-    bits = source.of("u64")
-    x = _integer(emit, "and", bits, emit.new(f"bitcast {register(source)} {a} to {register(bits)}"), 0x7FFFFFFFFFFFFFFF)
-    return emit.new(f"bitcast {register(bits)} {x} to {register(source)}")
 
 
 def _bfloat_to_single(emit: Emitter, a: str, source: Type) -> str:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from sartor.errors import LoopError
 from sartor.graph.expression import Expression, Node
 from sartor.graph.layer import Problem, Tensor
-from sartor.loops import codes
 from sartor.loops import math as functions
 from sartor.loops.language import Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, minimum
 from sartor.templates.base import Argument
+from sartor.templates.cast_code import bitcast, cast
 from sartor.templates.slots import Slots
-from sartor.types import CODED, limits, working
+from sartor.types import working
 
 __all__ = ["Broadcast", "Epilogue", "Operand", "classify", "emit_expression", "present_in", "widen", "working"]
 
@@ -53,7 +53,7 @@ def emit_expression(builder: Builder, expression: Expression, operands: Sequence
         values.append(builder.cast(operand, working(node.dtype)))
     for index, node in enumerate(expression.nodes[expression.operands:], expression.operands):
         if node.op == "cast":
-            narrow[index] = _cast(builder, values[node.args[0]], node, expression.nodes[node.args[0]].dtype)
+            narrow[index] = cast(builder, values[node.args[0]], node, expression.nodes[node.args[0]].dtype)
             values.append(builder.cast(narrow[index], working(node.dtype)))
         else:
             values.append(_emit(builder, expression, node, values))
@@ -70,7 +70,7 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
     args = [values[i] for i in node.args]
     nodes = [expression.nodes[i] for i in node.args]
     if node.op == "bitcast":
-        return _bitcast(builder, args[0], nodes[0].dtype, node.dtype)
+        return bitcast(builder, args[0], nodes[0].dtype, node.dtype)
     if node.op == "select":
         return builder.select(args[0], args[1], args[2])
     if node.op == "is_inf":
@@ -82,37 +82,6 @@ def _emit(builder: Builder, expression: Expression, node: Node, values: list[Val
         b = builder.cast(b, a.type.scalar)
     a, b = builder.unify(a, b)
     return _binary(builder, node.op, a, b, [n.value if n.op == "constant" else None for n in nodes])
-
-
-def _cast(b: Builder, x: Value, node: Node, source: str) -> Value:
-    """A value of the type `source` in that of a `cast` node."""
-    if node.value is not None:
-        return codes.saturated(b, x, node.dtype, str(node.value))
-    if x.type.is_float and node.dtype[0] in "iu":
-        return b.cast(_truncated(b, x, "i32"), node.dtype) if node.dtype in CODED else _truncated(b, x, node.dtype)
-    if (source, node.dtype) == ("f8e8m0", "f64"):  # 2^-127 is a subnormal f32, which arithmetic takes for 0
-        return b.select(b.bitcast(x, "i32").eq(1 << 22), 2.0**-127, b.cast(x, "f64"))
-    return b.cast(x, node.dtype)
-
-
-def _bitcast(b: Builder, x: Value, source: str, to: str) -> Value:
-    """The bits of a value of the type `source` as a value of the type `to`; a byte that is not 0 is true."""
-    if to == "bool":
-        return b.cast(_bitcast(b, x, source, "u8"), to)
-    stored = b.cast(x, "u8" if source == "bool" else source)
-    return b.cast(b.bitcast(stored, to), working(to))
-
-
-def _truncated(b: Builder, x: Value, dtype: str) -> Value:
-    """A float as an integer: the fraction dropped, what lies outside held at the type's ends, 0 for a NaN.
-
-    The bare instruction leaves numbers outside undefined, and gives others for vectors than for single numbers.
-    """
-    low, high = limits(dtype)[0], limits(dtype)[1] + 1
-    kind = x.type.of(dtype)
-    inside = b.cast(b.select((x > float(low)) & (x < float(high)), x, 0.0), dtype)
-    below = b.select(x <= float(low), b.constant(low, kind), inside)
-    return b.select(x >= float(high), b.constant(high - 1, kind), below)
 
 
 # --- one argument ---------------------------------------------------------------------------------------------------------

@@ -224,6 +224,11 @@ def test_iterations_compile_nothing_and_share_memory():
         assert len(memory.inner.contexts) == 1
 
 
+def test_results_too_large_for_any_memory_end_in_a_sentence():
+    with sartor.Session(sartor.compile(model(SUMS), threads=1)) as session, pytest.raises(SartorError, match="memory"):
+        session.run({"n": np.array(1 << 50), "c": bools(True), "x": rand(8)})
+
+
 # --- Scan ------------------------------------------------------------------------------------------------------------------
 
 SCAN = """(float[k] s, float[t, k] a, float[k, t] b) => (float[k] last, float[k, t] all, float[t] sums) {

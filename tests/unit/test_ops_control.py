@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from onnx import parser
 
-from sartor.errors import ModelError
+from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.passes import optimize
 from sartor.graph.reference import evaluate_graph
 from sartor.graph.verify import verify
@@ -164,6 +164,18 @@ def test_a_scan_has_as_many_results_as_elements():
     assert graph.layers[-1].attributes["defines"] == []
     s, x = RNG.standard_normal(3).astype(np.float32), RNG.standard_normal((3, 6)).astype(np.float32)
     np.testing.assert_allclose(evaluated(graph, s=s, x=x), s + x.sum(1), 1e-5)
+
+
+def test_branches_that_lead_to_too_many_networks_are_left_to_the_host(monkeypatch):
+    monkeypatch.setattr("sartor.ops.lowering.MOST_NODES", 200)
+    every = range(1, 11)
+    branch = ("y{0} = If (c{0}) <then_branch = t{0} () => (float[] a{0}) {{ a{0} = Squeeze(x, axis) }}, "
+              "else_branch = e{0} () => (float[] b{0}) {{ b{0} = Identity(x) }}>  r{0} = ReduceSum <keepdims = 0> (y{0})  ")
+    inputs = ", ".join(f"bool c{i}" for i in every)
+    total = f"s = Sum({', '.join(f'r{i}' for i in every)})  y = Exp(s)"
+    with pytest.raises(UnsupportedError, match="cannot be told before it runs"):
+        lowered(f"(float[b, 1] x, {inputs}) => (float y) {{ axis = Constant <value_ints = [1]> ()  "
+                + "".join(map(branch.format, every)) + total + " }")
 
 
 # --- what is wrong ---------------------------------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ def _lower_item(node: onnx_ir.Node, index: int, versions: Mapping[str, int], ori
     values = origin if origin is not None else tuple(v.name for v in node.outputs if v.name)
     call: Call | None = None
     try:
-        if walk.budget[0] < 0:
+        if walk.budget[0] < 0 and walk.context.around is not None:
             raise UnsupportedError("the branches of the model's conditions lead to too many different networks")
         call = _call(walk.context, node, index, versions)
         check_types(walk.context, call)

@@ -56,6 +56,8 @@ class ControlRunner:
             return run_layer(
                 step.kind, step.attributes, inputs, bodies, forms, places, lambda: int(values[step.attributes["test"]]), scalars
             )
+        except MemoryError:
+            raise SartorError(f"there is not enough memory for the results of {self.program.layers[step.layer].name}") from None
         except ValueError as problem:
             raise SartorError(f"the step {self.program.layers[step.layer].name} failed: {problem}") from problem
 

@@ -13,7 +13,7 @@ link      objects, compiled or cached, as one image   sartor.compiling.kernels, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -102,6 +102,7 @@ def compile(
     if isa is not None and device is not None:
         raise OptionError("isa and device both say what to compile for; give one of them")
     count = thread_count(threads)
+    shapes = checked_shapes(shapes)
     device = device or device_for(isa)
     from sartor.importers.onnx import load
 
@@ -124,6 +125,7 @@ def prepare(model: Model, shapes: Mapping[str, Sequence[int | str]] | None = Non
     """
     from sartor.importers.onnx import load
 
+    shapes = checked_shapes(shapes)
     imported = load(model)
     (observe or _ignore)("import", imported)
     return _lowered(imported, shapes, observe)
@@ -193,9 +195,30 @@ def thread_count(threads: int | None) -> int:
     """
     if threads is None:
         return available_threads()
-    if not 1 <= threads <= MAX_THREADS:
+    if not isinstance(threads, int | np.integer) or not 1 <= threads <= MAX_THREADS:
         raise OptionError(f"a program cannot run on {threads} threads; expected 1 to {MAX_THREADS}")
     return threads
+
+
+def checked_shapes(shapes: Mapping[str, Sequence[int | str]] | None) -> dict[str, tuple[int | str, ...]]:
+    """Sizes given for inputs, as they should be.
+
+    Raises
+    ------
+    OptionError
+        They are no mapping of names to whole numbers and names of symbols.
+    """
+    found: dict[str, tuple[int | str, ...]] = {}
+    if not isinstance(shapes or {}, Mapping):
+        raise OptionError(f"shapes must map names of inputs to their sizes, not be a {type(shapes).__name__}")
+    for name, sizes in (shapes or {}).items():
+        if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+            raise OptionError(f"shapes give the input {name!r} a {type(sizes).__name__}; expected a list of sizes")
+        wrong = [d for d in sizes if not (isinstance(d, int | np.integer) or (isinstance(d, str) and d and not d.isdigit()))]
+        if wrong:
+            raise OptionError(f"shapes give the input {name!r} the size {wrong[0]!r}; expected a whole number or a name")
+        found[name] = tuple(d if isinstance(d, str) else int(d) for d in sizes)
+    return found
 
 
 def check_precision(precision: str) -> None:

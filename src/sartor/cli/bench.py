@@ -70,7 +70,7 @@ def command(
     seconds: float,
     tolerance: float,
     inputs: tuple[tuple[str, str], ...],
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    shapes: tuple[tuple[str, tuple[int | str, ...]], ...],
     dims: tuple[tuple[str, int], ...],
     seed: int,
     threads: int | None,

@@ -19,7 +19,7 @@ from sartor.errors import OptionError
 def command(
     model: Path,
     native: bool,
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    shapes: tuple[tuple[str, tuple[int | str, ...]], ...],
     dims: tuple[tuple[str, int], ...],
     as_json: bool,
 ) -> int:

@@ -40,12 +40,17 @@ def assignments(
     return parse
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    """`1x3x224x224` (or with commas) as a shape; nothing is a scalar's."""
-    sizes = tuple(int(part) for part in text.replace(",", "x").split("x") if part)
-    if any(s < 0 for s in sizes):
-        raise ValueError(text)
-    return sizes
+def _shape(text: str) -> tuple[int | str, ...]:
+    """`1x3x224x224` as a shape, or with commas `1,3,height,width`, where names may have an x too; nothing is a scalar's."""
+    return tuple(_size(part.strip()) for part in text.split("," if "," in text else "x")) if text else ()
+
+
+def _size(part: str) -> int | str:
+    if part.isidentifier():
+        return part
+    if (size := int(part)) < 0:
+        raise ValueError(part)
+    return size
 
 
 def _dim(text: str) -> int:
@@ -87,7 +92,7 @@ def size_options(function: Function) -> Function:
         multiple=True,
         metavar="NAME=1x3x224x224",
         callback=assignments(_shape, "1x3x224x224"),
-        help="Shape of an input, as image=1x3x224x224; repeatable.",
+        help="Shape of an input, as image=1x3x224x224, or with names for sizes to come, as image=1,3,height,width; repeatable.",
     )(function)
 
 
@@ -240,7 +245,7 @@ def compile_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
 def make_feeds(
     inputs: Mapping[str, Any],
     files: Sequence[tuple[str, str]],
-    shapes: Sequence[tuple[str, tuple[int, ...]]],
+    shapes: Sequence[tuple[str, tuple[int | str, ...]]],
     dims: Sequence[tuple[str, int]],
     seed: int,
 ) -> dict[str, Any]:

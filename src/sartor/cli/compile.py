@@ -35,7 +35,7 @@ def command(
     threads: int | None,
     isa: str | None,
     precision: str,
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    shapes: tuple[tuple[str, tuple[int | str, ...]], ...],
     dims: tuple[tuple[str, int], ...],
     as_json: bool,
 ) -> int:

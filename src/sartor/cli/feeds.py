@@ -45,7 +45,7 @@ def typed(array: np.ndarray[Any, Any], tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def settle_sizes(
-    inputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], dims: Mapping[str, int]
+    inputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | str, ...]], dims: Mapping[str, int]
 ) -> tuple[dict[str, int], list[str]]:
     """Values for all symbols of the inputs, and the names of those nothing was said of, which become 1.
 
@@ -65,7 +65,7 @@ def settle_sizes(
     return sizes | dict.fromkeys(assumed, 1), assumed
 
 
-def _match(name: str, tensor: Tensor, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+def _match(name: str, tensor: Tensor, shape: tuple[int | str, ...], sizes: dict[str, int]) -> None:
     """Enters into `sizes` what `shape` says of the symbols of the input."""
     if len(shape) != len(tensor.shape):
         raise OptionError(
@@ -73,6 +73,8 @@ def _match(name: str, tensor: Tensor, shape: tuple[int, ...], sizes: dict[str, i
         )
     for dim, size in zip(tensor.shape, shape, strict=True):
         names = symbols(dim)
+        if isinstance(size, str):  # a name for a size that something else says
+            continue
         if isinstance(dim, Size) and str(dim) in names:
             if sizes.setdefault(str(dim), size) != size:
                 raise OptionError(f"input {name}: {dim} is {size} in shape {_text(shape)}, but {sizes[str(dim)]} elsewhere")
@@ -80,7 +82,7 @@ def _match(name: str, tensor: Tensor, shape: tuple[int, ...], sizes: dict[str, i
             raise OptionError(f"input {name} is {tensor}, which shape {_text(shape)} does not fit")
 
 
-def _text(shape: tuple[int, ...]) -> str:
+def _text(shape: tuple[int | str, ...]) -> str:
     return "x".join(map(str, shape)) or "()"
 
 

@@ -25,7 +25,7 @@ def command(
     model: Path,
     stage: str | None,
     names: tuple[str, ...],
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    shapes: tuple[tuple[str, tuple[int | str, ...]], ...],
     dims: tuple[tuple[str, int], ...],
     threads: int | None,
     isa: str | None,

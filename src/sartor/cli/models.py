@@ -8,7 +8,7 @@ from typing import Any
 
 from sartor.errors import ModelError, OptionError
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shapes = Mapping[str, tuple[int | str, ...]]
 
 
 def read_model(path: Path) -> Any:
@@ -29,14 +29,15 @@ def read_model(path: Path) -> Any:
         raise ModelError(f"{path} is not an ONNX model ({problem})") from None
 
 
-def _inputs(model: Any) -> dict[str, list[int | str]]:
-    """The dimensions of each true input; those without a name are called as programs call them, `x.0`."""
+def _inputs(model: Any) -> dict[str, list[int | str] | None]:
+    """The dimensions of each true input, None where the model does not say how many; those without a name as programs have it, `x.0`."""
     constants = {tensor.name for tensor in model.graph.initializer}
-    found: dict[str, list[int | str]] = {}
+    found: dict[str, list[int | str] | None] = {}
     for info in model.graph.input:
         if info.name not in constants:
-            dims = info.type.tensor_type.shape.dim
-            found[info.name] = [_dimension(dim, f"{info.name}.{axis}") for axis, dim in enumerate(dims)]
+            kind = info.type.tensor_type
+            dims = [_dimension(dim, f"{info.name}.{axis}") for axis, dim in enumerate(kind.shape.dim)]
+            found[info.name] = dims if kind.HasField("shape") else None
     return found
 
 
@@ -58,18 +59,22 @@ def settle_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[s
     for name, shape in shapes.items():
         if name not in inputs:
             raise OptionError(f"{path.name} has no input {name}; it has {', '.join(inputs)}")
-        if len(shape) != len(inputs[name]):
-            raise OptionError(f"input {name} has {len(inputs[name])} dimensions, but the shape given has {len(shape)}")
-        for axis, (old, new) in enumerate(zip(inputs[name], shape, strict=True)):
+        if (own := inputs[name]) is None:
+            continue
+        if len(shape) != len(own):
+            raise OptionError(f"input {name} has {len(own)} dimensions, but the shape given has {len(shape)}")
+        for axis, (old, new) in enumerate(zip(own, shape, strict=True)):
             if isinstance(old, int) and old != new:
                 raise OptionError(f"dimension {axis} of input {name} is {old}, not {new}")
-    names = {dim for all_dims in inputs.values() for dim in all_dims if isinstance(dim, str)}
+    wanted = {name: list(shapes[name]) if name in shapes else all_dims for name, all_dims in inputs.items()}
+    names = {dim for side in (inputs, wanted) for all_dims in side.values() for dim in all_dims or () if isinstance(dim, str)}
     for name in dims:
         if name not in names:
             raise OptionError(f"{path.name} has no symbolic dimension {name}; it has {', '.join(sorted(names)) or 'none'}")
     return {
-        name: list(shapes[name]) if name in shapes else [dims.get(d, d) if isinstance(d, str) else d for d in all_dims]
-        for name, all_dims in inputs.items()
+        name: [dims.get(d, d) if isinstance(d, str) else d for d in all_dims]
+        for name, all_dims in wanted.items()
+        if all_dims is not None
     }
 
 

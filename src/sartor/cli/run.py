@@ -31,7 +31,7 @@ from sartor.cli.common import (
 def command(
     model: Path,
     inputs: tuple[tuple[str, str], ...],
-    shapes: tuple[tuple[str, tuple[int, ...]], ...],
+    shapes: tuple[tuple[str, tuple[int | str, ...]], ...],
     dims: tuple[tuple[str, int], ...],
     seed: int,
     output: Path | None,

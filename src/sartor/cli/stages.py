@@ -132,7 +132,7 @@ def chosen(program: Any, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def overview(
-    program: Any, shapes: Sequence[tuple[str, tuple[int, ...]]], dims: Sequence[tuple[str, int]], names: Sequence[str]
+    program: Any, shapes: Sequence[tuple[str, tuple[int | str, ...]]], dims: Sequence[tuple[str, int]], names: Sequence[str]
 ) -> dict[str, Any]:
     """All there is to show of a program at given sizes: facts, layers with their work, memory, tasks."""
     sizes, assumed = settle_sizes(program.inputs, dict(shapes), dict(dims))

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, MutableSequence
 from math import prod
 from pathlib import Path
+from stat import S_ISBLK, S_ISCHR
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -130,12 +131,24 @@ def _read(source: Source) -> tuple[onnx.ModelProto, Path | None, str]:
     try:
         if path.suffix in (".json", ".textproto", ".txtpb", ".pbtxt", ".onnxtxt", ".onnxtext", ".onnxjson"):
             return onnx.load(path, load_external_data=False), path.resolve().parent, what
+        _check_file(path, what)
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{what} cannot be read: {(error.strerror or str(error)).lower()}") from error
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{what} is not an ONNX model: {_first_line(error)}") from error
     return _parse(data, what), path.resolve().parent, what
+
+
+def _check_file(path: Path, what: str) -> None:
+    """Refuses what must not be read whole: devices, which may have no end, and files beyond what the format can hold."""
+    found = path.stat()
+    if S_ISCHR(found.st_mode) or S_ISBLK(found.st_mode):
+        raise ModelError(f"{what} is a device, not a file")
+    if found.st_size >= 1 << 31:
+        raise ModelError(f"{what} has {found.st_size} bytes; a model file ends at 2 GiB, larger weights belong into external data")
 
 
 def _parse(data: bytes, what: str) -> onnx.ModelProto:

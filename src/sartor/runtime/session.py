@@ -77,7 +77,7 @@ class Session:
 
     def __init__(self, program: Program | str | os.PathLike[str], *, threads: int | None = None) -> None:
         self.program = program if isinstance(program, Program) else Program.load(program)
-        if threads is not None and threads < 1:
+        if threads is not None and (not isinstance(threads, int | np.integer) or threads < 1):
             raise OptionError(f"a session cannot run on {threads} threads; give 1 or more")
         self.threads = threads or max(1, min(self.program.threads, available_threads()))
         check_machine(self.program.isa, self.program.machine, self.program.path or "the program")
@@ -119,7 +119,7 @@ class Session:
             Names, types or sizes are wrong.
         """
         ready = self._latest
-        if ready is not None and ready.simple and out is None and len(feeds) == len(ready.expected):
+        if ready is not None and ready.simple and out is None and isinstance(feeds, dict) and len(feeds) == len(ready.expected):
             arrays = []
             for name, shape, dtype in ready.expected:
                 array = feeds.get(name)
@@ -163,6 +163,8 @@ class Session:
             if self._closed:
                 raise SartorError("the session is closed")
             return self._tail.run(feeds, out)
+        if out is not None and not isinstance(out, Mapping):
+            raise FeedError(f"arrays for outputs must come as a mapping of names to arrays, not as {type(out).__name__}")
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
         given = self._check_out(out, inputs) if out else {}

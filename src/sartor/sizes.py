@@ -178,7 +178,7 @@ def modulo(a: Dim, b: Dim) -> Dim:
     """Remainder of a by b, with the sign of b."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
-    if isinstance(b, int) and isinstance(a, Size):
+    if isinstance(b, int) and isinstance(a, Size) and b:
         rest = _from_terms((t, f % b) for t, f in a.terms)
         return rest % b if isinstance(rest, int) else _call("mod", rest, b)
     if isinstance(a, Size) and isinstance(b, Size) and len(b.terms) == 1 and _exact_quotient(a, b) is not None:

@@ -138,7 +138,7 @@ def test_sizes_that_no_memory_holds():
                   {"k": np.array([1, 1 << 40])})
     session = sartor.Session(sartor.compile(grown, threads=1))
     for rows in (1, 1000):
-        with pytest.raises(SartorError, match="not enough memory|which no array can have"):
+        with pytest.raises(SartorError, match=r"not enough memory|which no array can have"):
             session.run({"x": np.ones((rows, 1), np.float32)})
 
 

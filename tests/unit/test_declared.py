@@ -5,6 +5,7 @@ import pytest
 from tests.unit.test_damaged_models import F, oh, one_node, onh, onnx, refusal
 
 from sartor.compiler import prepare
+from sartor.importers.onnx import load
 
 I64 = onnx.TensorProto.INT64
 
@@ -58,3 +59,16 @@ def test_inputs_that_may_differ_are_not_held_to_one_type():
 def branch(value):
     constant = oh.make_node("Constant", [], ["v"], value=onh.from_array(np.float32(value)))
     return oh.make_graph([constant], "b", [], [oh.make_tensor_value_info("v", F, [])])
+
+
+def test_attributes_nobody_knows_do_not_reach_the_host():
+    model = with_attribute(one_node("StringNormalizer", {"x": [[2], onnx.TensorProto.STRING]}, {}), "mode", "fast")
+    node = load(model).graph.node(0)
+    assert list(node.attributes) == []
+
+
+def test_sizes_of_zero_beside_symbols_stop_no_pass():
+    nodes = [oh.make_node("Reshape", ["x", "s"], ["r"]), oh.make_node("Add", ["r", "r"], ["a"]), oh.make_node("Relu", ["a"], ["y"])]
+    graph = oh.make_graph(nodes, "g", [oh.make_tensor_value_info("x", F, ["n", 0, 4])], [onnx.ValueInfoProto(name="y")],
+                          [onh.from_array(np.array([-1, 4]), "s")])
+    assert prepare(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 13)], ir_version=8)).outputs == ("y",)

@@ -41,8 +41,7 @@ def unknown_attributes(node: onnx.NodeProto, schema: OpSchema) -> list[str]:
 
 def declared_part(node: onnx.NodeProto, schema: OpSchema) -> onnx.NodeProto:
     """The node without attributes that the operator does not have."""
-    if not (unknown := unknown_attributes(node, schema)):
-        return node
+    unknown = unknown_attributes(node, schema)
     part = onnx.NodeProto()
     part.CopyFrom(node)
     del part.attribute[:]

@@ -24,7 +24,7 @@ import onnx_ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from sartor.errors import ModelError, UnsupportedError
-from sartor.importers.declared import declared_part, undeclared
+from sartor.importers.declared import declared_part, undeclared, unknown_attributes
 from sartor.importers.limits import check_unfolding
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto"
@@ -348,7 +348,7 @@ def _spell_out_defaults(proto: onnx.ModelProto) -> None:
 
 
 def _check_nodes(proto: onnx.ModelProto, what: str) -> None:
-    """Holds every node to its operator's declaration and its domain to those that are known."""
+    """Holds every node to its operator's declaration and its domain to those that are known; drops attributes nobody knows."""
     versions = {entry.domain: entry.version for entry in proto.opset_import}
     context = onnx.checker.C.CheckerContext()
     context.ir_version = proto.ir_version or 3
@@ -372,12 +372,14 @@ def _check_nodes(proto: onnx.ModelProto, what: str) -> None:
         schema = onnx.defs.get_schema(node.op_type, versions[domain], domain)
         if wrong := undeclared(node, schema):
             raise ModelError(f"{words} {wrong}")
+        if unknown_attributes(node, schema):
+            node.CopyFrom(declared_part(node, schema))
         if any(a.HasField("g") or a.graphs or a.HasField("t") or a.tensors for a in node.attribute):
             continue  # holds data or graphs, whose check would need the names around them
         if schema.deprecated:
             continue  # which the checker refuses, though its meaning is known
         try:
-            onnx.checker.check_node(declared_part(node, schema), context)
+            onnx.checker.check_node(node, context)
         except onnx.checker.ValidationError as error:
             raise ModelError(f"{words} is broken: {_first_line(error)}") from error
 

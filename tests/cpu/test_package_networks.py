@@ -1,6 +1,7 @@
 """Whole networks that packages on PyPI carry: right at every size from one program, and all of it native code."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import llvmlite.binding
@@ -65,3 +66,21 @@ def test_threads_and_files_do_not_change_a_bit(tmp_path):
     for other in (two, loaded):
         for key, array in other.run(feeds).items():
             assert array.tobytes() == wanted[key].tobytes()
+
+
+def test_a_voice_detector_keeps_its_state():
+    spec = find_spec("silero_vad")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("silero-vad is not installed")
+    path = str(Path(spec.submodule_search_locations[0]) / "data" / "silero_vad_half.onnx")
+    program = sartor.compile(path, threads=2)
+    assert program.fallbacks == ()
+    session, reference = sartor.Session(program), onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    generator = np.random.default_rng(0)
+    for batch in (1, 3):
+        feeds = {"state": np.zeros((2, batch, 128), np.float32)}
+        for _ in range(4):
+            feeds["input"] = (generator.standard_normal((batch, 576)) * 0.1).astype(np.float32)
+            wanted = reference.run(None, feeds)
+            assert difference(session.run(feeds).values(), wanted) < 1e-4
+            feeds["state"] = wanted[1]

@@ -44,6 +44,9 @@ FAILED: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax of a constant before version 13": (
         '10]> g (float[2] x) => (float[?,?] y, float[?] z) <float[2,3] c={1,2,3,4,5,6}> { y = LogSoftmax<axis=0>(c) z = Neg(x) }',
         {"x": (2,)}),
+    "pool of a constant with dilations and padding of its own": (
+        '22]> g (float[2] x) => (float[?,?,?] y, float[?] z) <float[1,1,4] c={1,2,3,4}> { y = MaxPool<auto_pad="SAME_LOWER", dilations=[2], kernel_shape=[2], strides=[3]>(c) z = Neg(x) }',
+        {"x": (2,)}),
     "inverse sine of f16": ('22]> g (float16[n] x) => (float16[?] y) { y = Asin(x) }', {"x": (37,)}),
     "inverse cosine and tangent of f16": (
         '22]> g (float16[n] x) => (float16[?] y, float16[?] z) { y = Acos(x) z = Atan(x) }', {"x": (37,)}),

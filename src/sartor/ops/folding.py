@@ -28,8 +28,8 @@ _NOT_FOLDED = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUnifo
                "If", "Loop", "Scan")
 # What onnx's reference implementation computes wrongly (biases of groups, activations and lengths of recurrences, one axis where
 # older versions take several, p = 1, targets that are ignored...): left to layers, whose constants are folded by what they mean.
-_MISJUDGED = ("BatchNormalization", "ConvTranspose", "GRU", "Hardmax", "LogSoftmax", "LpNormalization", "LRN", "LSTM",
-              "NegativeLogLikelihoodLoss", "RNN", "Softmax", "SoftmaxCrossEntropyLoss")
+_MISJUDGED = ("AveragePool", "BatchNormalization", "ConvTranspose", "GRU", "Hardmax", "LogSoftmax", "LpNormalization", "LpPool", "LRN",
+              "LSTM", "MaxPool", "NegativeLogLikelihoodLoss", "RNN", "RoiAlign", "Softmax", "SoftmaxCrossEntropyLoss")
 
 
 def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:

@@ -184,7 +184,7 @@ LOGIC = Entry(binary(), ulps=0)
 OPERATORS: dict[str, Entry] = {
     **dict.fromkeys(("Abs", "Ceil", "Floor", "Identity", "IsNaN", "Neg", "Not", "BitwiseNot", "Relu", "Round", "Sign"), EXACT),
     **dict.fromkeys(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Erf", "Exp", "Log", "Sigmoid", "Sin", "Sinh",
-                     "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "Reciprocal", "Mish", "HardSwish"), FUNCTION),
+                     "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "Reciprocal", "Mish"), FUNCTION),
     "IsInf": Entry(unary(detect_negative=lambda m: m.number(0, 1), detect_positive=lambda m: m.number(0, 1)), ulps=0),
     "Celu": Entry(unary(alpha=real(0.1, 3)), ulps=4, within=3),
     "Elu": Entry(unary(alpha=real(-1, 3)), ulps=4, within=3),
@@ -193,7 +193,8 @@ OPERATORS: dict[str, Entry] = {
     "Selu": Entry(unary(alpha=real(0, 3), gamma=real(0, 3)), ulps=4, within=9),
     "Shrink": Entry(unary(lambd=real(0, 1), bias=real(-1, 1)), unspecified=beyond_small),
     "ThresholdedRelu": Entry(unary(alpha=real(-1, 1)), ulps=0),
-    "Gelu": Entry(unary(approximate=lambda m: m.one(("none", "tanh"))), ulps=6, spread=2, within=2),
+    "Gelu": Entry(unary(approximate=lambda m: m.one(("none", "tanh"))), ulps=6, spread=2, within=2, precision="float32"),
+    "HardSwish": Entry(unary(), ulps=4, precision="float32"),
     "Swish": Entry(unary(alpha=real(-2, 2)), ulps=6, spread=1),
     "SwiGLU": Entry(swiglu, ulps=6, spread=1),
     **dict.fromkeys(("Add", "Sub", "Mul"), Entry(binary(), ulps=1)),

@@ -70,6 +70,10 @@ def test_nothing_is_dropped_by_a_ratio_of_zero():
     check("Dropout", {"x": rand(3, 4)}, constants, opset=22, outputs=2)
 
 
+def test_nothing_is_dropped_outside_of_training_whatever_the_ratio():
+    check("Dropout", {"x": rand(3, 4), "ratio": np.array(0.3, np.float32)}, opset=22, outputs=2)
+
+
 @pytest.mark.parametrize("dtype", [6, 7])
 def test_samples_follow_their_probabilities(dtype):
     x = np.log(np.array([[0.1, 0.2, 0.7], [0.0, 1.0, 0.0]], np.float32) + 1e-30)

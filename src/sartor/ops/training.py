@@ -111,7 +111,8 @@ def _dropout(context: Context, call: Call) -> None:
     tensor = context.tensor(x)
     training = context.constant(call.inputs[2]) if call.input(2) else np.array(old and not call.get("is_test", 0))
     ratio = context.constant(call.inputs[1]) if call.version >= 12 and call.input(1) else np.array(call.get("ratio", 0.5))
-    if training is None or ratio is None or (bool(training.reshape(-1)[0]) and float(ratio.reshape(-1)[0]) != 0):
+    trains = training is None or bool(training.reshape(-1)[0])
+    if trains and (ratio is None or float(ratio.reshape(-1)[0]) != 0):
         if not old or ratio is None or tensor.dtype not in ("f16", "bf16", "f32", "f64"):
             raise DeclinedError(f"{call} trains")
         _dropped(context, call, float(ratio.reshape(-1)[0]))

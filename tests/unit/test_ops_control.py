@@ -166,6 +166,15 @@ def test_a_scan_has_as_many_results_as_elements():
     np.testing.assert_allclose(evaluated(graph, s=s, x=x), s + x.sum(1), 1e-5)
 
 
+def test_pads_as_torch_exports_them_are_constant():
+    graph = lowered("""(float[b, n] x) => (float[b, m] y) {
+        p = Constant <value_ints = [0, 3, 0, 0]> ()  two = Constant <value_ints = [-1, 2]> ()  r = Reshape(p, two)
+        last = Constant <value_ints = [-1]> ()  end = Constant <value_ints = [-9223372036854775807]> ()  axis = Constant <value_ints = [0]> ()
+        s = Slice(r, last, end, axis, last)  t = Transpose <perm = [1, 0]> (s)  q = Reshape(t, last)  y = Pad(x, q) }""")
+    assert kinds(graph) == ["pad"]
+    assert graph.tensors["y"].shape == (symbol("b"), symbol("n") + 3)
+
+
 def test_branches_that_lead_to_too_many_networks_are_left_to_the_host(monkeypatch):
     monkeypatch.setattr("sartor.ops.lowering.MOST_NODES", 200)
     every = range(1, 11)

@@ -45,7 +45,7 @@ def fold(context: Context, call: Call, versions: Mapping[str, int]) -> bool:
     if not call.domain and call.version < _CHANGED.get(call.op_type, 0):
         return False
     constants = {v: a for v in call.inputs if v and (a := context.constant(v)) is not None}
-    if call.op_type == "Slice" and call.input(4) and (constants[call.input(4)] < 0).any():
+    if call.op_type == "Slice" and call.input(4) and _starts_before(call, constants):
         return False  # the reference takes nothing where a start lies before the first element, ONNX takes the first
     if (view := _view(call, list(constants.values()))) is not None:
         context.set_constant(call.outputs[0], view)
@@ -86,6 +86,13 @@ def convert(context: Context, call: Call, operator: Callable[[Context, Call], No
         values.update(evaluate_layer(inner.graph.problem(layer), values, {}))
     context.set_constant(call.outputs[0], values[inner.aliases.get(call.outputs[0], call.outputs[0])])
     return True
+
+
+def _starts_before(call: Call, constants: Mapping[str, Array]) -> bool:
+    """Whether a slice that goes backward starts before the first element."""
+    shape, starts, steps = constants[call.inputs[0]].shape, constants[call.inputs[1]].reshape(-1), constants[call.inputs[4]].reshape(-1)
+    axes = constants[call.inputs[3]].reshape(-1).tolist() if call.input(3) else range(len(starts))
+    return any(step < 0 and start < -shape[axis] for start, step, axis in zip(starts, steps, axes, strict=True))
 
 
 def _contents(context: Context, name: str) -> Array:

@@ -246,7 +246,9 @@ PIECES = [
     network("cells", Cells, [((2, 3, 6),), ((5, 3, 6),)], B0),
     network("lstm_states", Projected, [((5, 2, 6), (4, 2, 12), (4, 2, 12)), ((9, 3, 6), (4, 3, 12), (4, 3, 12))], ({0: "length", 1: "batch"}, {1: "batch"}, {1: "batch"})),
     *(network(f"bag_{m}", lambda m=m: Bag(m), [(lambda: tokens(3, 6, below=50),)], B0) for m in ("sum", "mean", "max")),
-    network("bag_offsets", lambda: OffsetBag("sum"), [(lambda: tokens(10, below=50), lambda: torch.tensor([0, 4, 7]))]),
+    network("bag_offsets", lambda: OffsetBag("sum"), [(lambda: tokens(10, below=50), lambda: torch.tensor([0, 4, 7]))], exporters=("torchscript",)),
+    network("bag_offsets_grown", lambda: OffsetBag("sum"), [(lambda: tokens(10, below=50), lambda: torch.tensor([0, 4, 7]))],
+            exporters=("dynamo",), hosted=("SequenceEmpty", "Loop", "ConcatFromSequence", "Cast")),  # a loop grows a sequence
     piece("rfft", complex_spectrum, [((2, 32),)], B0),
     piece("fft_power", lambda x: torch.fft.fft(x).abs().pow(2), [((2, 32),)], B0),
     piece("irfft", lambda x: torch.fft.irfft(torch.fft.rfft(x) * 0.5, n=32), [((2, 32),)], B0),
@@ -290,4 +292,4 @@ def together():
                  exporters=("dynamo",)) for cases in parts]
 
 
-ALONE = ("kth", "cumprod_logcumsumexp", "special", "activations")  # of which the newer exporter cannot write all
+ALONE = ("bag_offsets_grown", "kth", "cumprod_logcumsumexp", "special", "activations")  # of which the newer exporter cannot write all

@@ -20,6 +20,7 @@ test: lint
 
 test-slow: .venv/ready
 	$(PIP) -e '.[torch]'
+	-$(PIP) -e '.[fuzz]'  # where atheris has no wheel, its test is skipped
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/ready

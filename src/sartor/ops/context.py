@@ -131,7 +131,7 @@ class Context:
             try:
                 shape = tuple(int(d) for d in tensor.shape)
                 self.graph.constants[name] = decoded(np.ascontiguousarray(tensor.numpy()).reshape(shape))
-            except (ValueError, OSError, TypeError) as error:
+            except (AssertionError, OSError, TypeError, ValueError) as error:
                 raise ModelError(f"the contents of tensor {name!r} cannot be read: {error}") from error
         return self.graph.constants.get(name)
 

@@ -31,7 +31,7 @@ class LinearAttention:
     def applies(self, problem: Problem, device: Device) -> bool:
         if problem.layer.kind != "linear_attention" or problem.input(0).dtype not in ("f32", "f64"):
             return False
-        return all(isinstance(d, int) for i in range(3) for d in problem.input(i).shape[2:])
+        return all(isinstance(d, int) and d > 0 for i in range(3) for d in problem.input(i).shape[2:])
 
     def space(self, problem: Problem, device: Device) -> Space:
         return Space({})

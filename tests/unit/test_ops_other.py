@@ -9,6 +9,7 @@ from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
 
 from sartor.errors import ModelError
 from sartor.graph.reference import evaluate_graph
+from sartor.sizes import evaluate, symbol
 
 X = rand(2, 3, 4)
 
@@ -353,3 +354,15 @@ def test_responses_of_few_and_many_channels(size):
         expected = x / (2 + 0.3 / size * (x * x).sum(1, keepdims=True)) ** 0.6
         graph = check("LRN", {"x": x}, expected=[expected.astype(np.float32)], symbolic=False, **options)
     assert len(graph.layers) < 20
+
+
+def test_places_in_dimensions_beyond_32_bits():
+    from sartor.ops.context import Context
+    from sartor.ops.movement import slice_axis
+
+    size = (1 << 31) + 100
+    for dim in (size, symbol("n")):
+        begin, count = slice_axis(Context(), dim, size - 3, size - 1, 1)
+        assert (begin, count if isinstance(count, int) else evaluate(count, {"n": size})) == (size - 3, 2)
+    assert slice_axis(Context(), 7, 2, (1 << 31) - 1, 1) == (2, 5)
+    assert slice_axis(Context(), symbol("n"), 0, 10**9, 1) == (0, symbol("n"))

@@ -13,7 +13,8 @@ from sartor.ops.context import Array, Call, Context, DeclinedError, axis_of
 from sartor.ops.elementwise import Operator
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
-_FAR = 10 ** 9  # ends from here on mean "to the end"; exporters write this number, 2^31 - 1 and 2^63 - 1
+_FAR = 1 << 48  # ends from here on mean "to the end": no tensor reaches them
+_ENDS = (10**9, (1 << 31) - 1, 1 << 31)  # which exporters write for it too
 
 
 def _transpose(context: Context, call: Call) -> None:
@@ -202,7 +203,9 @@ def slice_axis(context: Context, dim: Dim, start: Dim, end: Dim, step: int) -> t
 
 def _far(place: Dim, first: Dim, last: Dim) -> Dim | None:
     """Where a place is that lies beyond all tensors, before or behind; None for others."""
-    if not isinstance(place, int) or -_FAR < place < _FAR:
+    if not isinstance(place, int) or (abs(place) < _FAR and abs(place) not in _ENDS):
+        return None
+    if isinstance(last, int) and abs(place) <= last:  # such a large dimension
         return None
     return first if place < 0 else last
 

@@ -7,6 +7,7 @@ saturate on processors before VNNI, ours do not.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ from tests.cpu.exported_networks import NETWORKS, Net, feeds
 from tests.unit.ops_harness import make_model, run_runtime
 
 import sartor
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """ONNX Runtime's tools say much through the root logger."""
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    yield
+    root.setLevel(level)
 
 
 def optimised(path: Path, level: str = "EXTENDED") -> onnx.ModelProto:
@@ -35,7 +46,6 @@ def quantised(name: str, path: Path, how: str, activations: str = "QUInt8", **op
     """The file quantised as `dynamic`, `QDQ` or `QOperator`."""
     from onnxruntime import quantization
 
-    logging.getLogger().setLevel(logging.ERROR)
     target = path.with_name("quantised.onnx")
     if how == "dynamic":
         quantization.quantize_dynamic(path, target, reduce_range=True, **options)

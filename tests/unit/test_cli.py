@@ -55,7 +55,7 @@ def test_help_lists_the_verbs_and_exit_codes(capsys):
         (["compile", "missing.onnx"], "does not exist"),
         (["devices", "--fast"], "No such option"),
         (["bench", "MODEL", "--against", "tensorrt"], "tensorrt is not an engine"),
-        (["run", "MODEL", "--shape", "x=1xtwo"], "x=1xtwo is not of the form"),
+        (["run", "MODEL", "--shape", "x=1x-2"], "x=1x-2 is not of the form"),
         (["run", "MODEL", "--dim", "batch"], "batch is not of the form"),
         (["compile", "MODEL", "-o", "nowhere/y.sartor"], "there is no folder nowhere"),
         (["compile", "MODEL", "--threads", "0"], "Invalid value for '--threads'"),

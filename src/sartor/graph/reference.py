@@ -220,6 +220,8 @@ def _host(layer: Layer, inputs: list[Array | None]) -> list[Array]:
     import onnx
     from onnx.reference import ReferenceEvaluator
 
+    from sartor.graph.host_operators import operators
+
     node = onnx.NodeProto.FromString(layer.attributes["node"])
     captures = list(layer.attributes.get("captures", ()))
     own = len(inputs) - len(captures)
@@ -233,7 +235,7 @@ def _host(layer: Layer, inputs: list[Array | None]) -> list[Array]:
     opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in layer.attributes["domains"].items()]
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "host", given, results), opset_imports=opsets)
     feeds = {name: x for name, x in zip(names, inputs, strict=True) if name}
-    return [np.asarray(y) for y in ReferenceEvaluator(model).run(None, feeds)]
+    return [np.asarray(y) for y in ReferenceEvaluator(model, new_ops=operators()).run(None, feeds)]
 
 
 def _control(problem: Problem, read: Callable[[str], Array], sizes: Mapping[str, int], wide: bool) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.ops.assume import Facts, assumed
-from sartor.sizes import Atom, Dim, Size, maximum, minimum, symbol, symbols
+from sartor.sizes import Atom, Dim, Size, maximum, minimum, product, symbol, symbols
 from sartor.types import BYTES, from_numpy, to_numpy
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -418,8 +418,9 @@ class Context:
         return self.layer("transpose", [value], result, output=output, suffix="" if output else suffix, perm=tuple(perm))
 
     def reshape(self, value: str, shape: Sequence[Dim], *, output: str | None = None, suffix: str = "reshape") -> str:
-        """Emits a reshape; reshapes a constant at once."""
+        """Emits a reshape; reshapes a constant at once.  Where sizes are symbols, that the elements are as many becomes a condition."""
         tensor = self.tensor(value)
+        self.same(product(tensor.shape), product(shape), "its elements")
         if output is None and tensor.shape == tuple(shape):
             return self.aliases.get(value, value)
         if output is None and self.is_constant(value) and not any(isinstance(d, Size) for d in shape):

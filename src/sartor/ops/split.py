@@ -16,6 +16,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx.reference import ReferenceEvaluator
 
 from sartor.errors import ModelError, OptionError, UnsupportedError
+from sartor.graph.host_operators import operators
 from sartor.graph.layer import Graph, Tensor
 from sartor.importers.onnx import load
 from sartor.ops.host import captures, element_name, require_known
@@ -94,7 +95,7 @@ def split(
     head, rest = _lowered_head(proto, shapes, reason, lowered)
     try:
         text = rest.SerializeToString()
-        ReferenceEvaluator(rest)
+        ReferenceEvaluator(rest, new_ops=operators())
         for node in rest.graph.node:  # whose bodies are looked at only when they run
             require_known(node, {entry.domain: entry.version for entry in rest.opset_import})
     except (EncodeError, ValueError, NotImplementedError, RuntimeError, TypeError, LookupError, AttributeError, UnsupportedError) as error:

@@ -26,8 +26,8 @@ class TailRunner:
     def __init__(self, program: Program, threads: int) -> None:
         import onnx
         from onnx.reference import ReferenceEvaluator
-        from onnx.reference.op_run import OpRun
 
+        from sartor.graph.host_operators import operators
         from sartor.runtime.session import Session
 
         tail = program.tail
@@ -47,17 +47,9 @@ class TailRunner:
                 if level == 1:  # said before each node
                     clock(self)
 
-        class Optional(OpRun):
-            """What is there stands for itself, as everything that reads an optional takes it; onnx's own wraps it in a list."""
-
-            op_domain = ""
-
-            def _run(self, x: Any = None, type: Any = None) -> tuple[Any]:
-                return (x,)
-
         try:
             model = onnx.ModelProto.FromString(program.weights[tail.start :].tobytes())
-            self._evaluator = Clocked(model, new_ops=[Optional])
+            self._evaluator = Clocked(model, new_ops=operators())
         except Exception as problem:
             raise ProgramError(f"{program.path or 'the program'} holds a model that cannot be run here: {problem}") from problem
 

@@ -205,8 +205,7 @@ def _rows(kind: type[_Row], data: Sequence[Sequence[Any]]) -> tuple[_Row, ...]:
     return tuple(kind(*row) for row in data)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The plan of a body, with the types of what it reads and makes."""
 
     inputs: Mapping[str, Tensor]

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from ctypes import string_at
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,8 +78,7 @@ class LayerInfo:
     copies: bool = False
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(NamedTuple):
     """The part of a model that onnx's reference implementation runs: a `ModelProto` at the end of the weights.
 
     Attributes

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from sartor.errors import ProgramError, SartorError
 from sartor.fitting.plan import ARENA, BIND, CONSTANT, HOST, INPUT, BindStep, ControlStep, HostStep, Value
-from sartor.graph.rules import known
 from sartor.runtime.binding import BoundStage, new_array
 from sartor.runtime.context import Array, Context, Memory
 from sartor.types import to_numpy
@@ -107,6 +106,8 @@ class Run:
 
     def run_bind(self, step: BindStep) -> None:
         """Makes sizes known from what small vectors hold."""
+        from sartor.graph.rules import known
+
         sizes = self.stages[-1].values
         numbers = [self.view(v).reshape(-1).tolist() for v in step.inputs]
         try:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from sartor.ops.assume import less, not_equal
-from sartor.ops.context import CONTENT_LIMIT, FLOATS, Array, Call, Context, Ratio, axis_of
+from sartor.ops.context import CONTENT_LIMIT, FLOATS, Array, Call, Context
+from sartor.ops.numbers import Ratio, axis_of
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
 TERMS_LIMIT, TEXT_LIMIT = 64, 4000

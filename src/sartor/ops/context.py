@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
-from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,19 +17,12 @@ from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.expression import Expression, ExpressionBuilder, identity
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.ops.assume import Facts, assumed
+from sartor.ops.numbers import Ratio, decoded, fraction, plain, simpler
 from sartor.sizes import Atom, Dim, Size, maximum, minimum, product, symbol, symbols
 from sartor.types import BYTES, from_numpy, to_numpy
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Build: TypeAlias = Callable[..., int]
-
-@dataclass(frozen=True)
-class Ratio:
-    """A fraction of a size, as it arises where a model computes sizes in floating point."""
-
-    numerator: Dim
-    denominator: int
-
 
 FLOATS = ("f32", "f64", "f16")
 ARANGE_LIMIT = 1 << 16  # elements up to which 0, 1, 2, ... is a constant of the program
@@ -557,50 +548,9 @@ def _unless_one(a: Dim, b: Dim) -> Dim:
     return a + one * (b - a)
 
 
-def fraction(x: float) -> Any:
-    """The simplest number that is `x` in single precision: an int, a `Ratio`, or `x` itself where it is not finite."""
-    if not isfinite(x):
-        return x
-    exact = Fraction(x)
-    for limit in (1, 10, 100, 1000, 10000, 100000):
-        simple = exact.limit_denominator(limit)
-        if np.float32(float(simple)) == np.float32(x):
-            exact = simple
-            break
-    return exact.numerator if exact.denominator == 1 else Ratio(exact.numerator, exact.denominator)
-
-
-def decoded(array: Array) -> Array:
-    """Strings as an object array of str, whatever form they came in; other arrays as they are."""
-    if array.dtype.kind not in "OSU":
-        return array
-    out = np.empty(array.shape, object)
-    out.reshape(-1)[:] = [x.decode("utf-8", "replace") if isinstance(x, bytes) else x for x in array.reshape(-1).tolist()]
-    return out
-
-
-def plain(x: Any) -> Any:
-    """A `Ratio` of plain numbers as a float; all else as it is."""
-    return x.numerator / x.denominator if isinstance(x, Ratio) and isinstance(x.numerator, int) else x
-
-
 def _at_most_one(dim: Dim) -> bool:
     """Whether a size is the smaller of 1 and a formula, as that of a slice of the first element."""
     if not isinstance(dim, Size) or len(dim.terms) != 1:
         return False
     (atoms, factor), = dim.terms
     return factor == 1 and len(atoms) == 1 and atoms[0].op == "min" and 1 in atoms[0].args
-
-
-def simpler(a: Dim, b: Dim) -> Dim:
-    """Of two equal sizes the one easier to work with: a number, else the shorter formula."""
-    if isinstance(a, int) or isinstance(b, int):
-        return a if isinstance(a, int) else b
-    return a if (len(str(a)), str(a)) <= (len(str(b)), str(b)) else b
-
-
-def axis_of(axis: int, rank: int, call: Call) -> int:
-    """A non-negative axis; raises `ModelError` where it is out of range."""
-    if not -rank <= axis < max(rank, 1):
-        raise ModelError(f"{call} has the axis {axis}, its input has {rank} dimensions")
-    return axis % rank if rank else 0

@@ -18,10 +18,11 @@ from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.graph.verify import check_layer
 from sartor.ops import elementwise, indexing, movement, pooling, reduction, sampling
-from sartor.ops.context import Call, Context, axis_of
+from sartor.ops.context import Call, Context
 from sartor.ops.convolution import channels_first, channels_last, convolve
 from sartor.ops.elementwise import Operator
 from sartor.ops.matmul import gemm, multiply
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, floordiv
 
 DOMAIN = "com.microsoft"

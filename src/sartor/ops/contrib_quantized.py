@@ -15,12 +15,13 @@ from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
 from sartor.ops import elementwise, pooling, quantization, reduction
-from sartor.ops.context import Array, Call, Context, axis_of
+from sartor.ops.context import Array, Call, Context
 from sartor.ops.contrib import last_to_first, mask_index, normalized, operators, temporary, unsupported
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import emit_gather
 from sartor.ops.matmul import multiply
 from sartor.ops.movement import emit_slice
+from sartor.ops.numbers import axis_of
 from sartor.ops.quantization import INTEGERS, centred, saturated
 from sartor.ops.recurrent import recurrent
 from sartor.sizes import Dim

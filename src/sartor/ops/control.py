@@ -17,7 +17,8 @@ from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.ops import host
 from sartor.ops.assume import facts_of
-from sartor.ops.context import Array, Call, Context, Ratio
+from sartor.ops.context import Array, Call, Context
+from sartor.ops.numbers import Ratio
 from sartor.sizes import Dim, Size, maximum, symbols
 
 if TYPE_CHECKING:

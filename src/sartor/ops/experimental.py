@@ -8,9 +8,10 @@ import numpy as np
 
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import CASTS, Constant, Operator, activation
 from sartor.ops.movement import emit_slice, slice_axis
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, Size
 from sartor.types import to_numpy
 

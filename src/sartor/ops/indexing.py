@@ -9,9 +9,10 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of, plain
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import CASTS, Operator
 from sartor.ops.movement import emit_slice
+from sartor.ops.numbers import axis_of, plain
 from sartor.sizes import Dim, Size, ceildiv, maximum, minimum, product
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder, identity
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Array, Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Array, Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
 
 _FAR = 1 << 48  # ends from here on mean "to the end": no tensor reaches them

@@ -7,8 +7,9 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import Expression, ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import CASTS, Operator
+from sartor.ops.numbers import axis_of
 from sartor.sizes import floordiv, product
 from sartor.types import to_numpy, working
 

@@ -16,10 +16,11 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Array, Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Array, Call, Context, DeclinedError
 from sartor.ops.convolution import convolve
 from sartor.ops.elementwise import CASTS, Operator, cast_option
 from sartor.ops.matmul import multiply
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim
 from sartor.types import FORMATS, limits, to_numpy
 

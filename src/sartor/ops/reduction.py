@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import FLOATS, Call, Context, DeclinedError, axis_of
+from sartor.ops.context import FLOATS, Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, product
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.layer import Tensor
 from sartor.graph.rules import float_dim
-from sartor.ops.context import Call, Context, DeclinedError, Ratio, axis_of, fraction
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
+from sartor.ops.numbers import Ratio, axis_of, fraction
 from sartor.sizes import Dim, Size, floordiv
 
 Scale: TypeAlias = float | Size

@@ -10,9 +10,10 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import column_of, combine, emit_gather_elements, strides_of, wrapped
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, floordiv, maximum, product
 from sartor.types import to_numpy
 

@@ -9,10 +9,11 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.ops.indexing import emit_gather, strides_of
 from sartor.ops.movement import emit_slice
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, product
 
 

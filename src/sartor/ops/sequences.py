@@ -11,9 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sartor.errors import ModelError, UnsupportedError
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.ops.movement import emit_concat, emit_slice
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, Size
 
 

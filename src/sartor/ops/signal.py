@@ -10,10 +10,11 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
-from sartor.ops.context import Call, Context, DeclinedError, axis_of
+from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.elementwise import CASTS, Operator
 from sartor.ops.indexing import combine
 from sartor.ops.movement import emit_slice
+from sartor.ops.numbers import axis_of
 from sartor.sizes import Dim, floordiv, product
 
 MOST_KEPT = 1 << 16  # points whose powers of the root are constants; for more they are computed in each run

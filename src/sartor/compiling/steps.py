@@ -288,6 +288,7 @@ class StepBuilder:
             tuple(self.tables),
             conditions,
             tuple(s for s in formulas.symbols if s not in made) if body else (),
+            None if self.graph.wants is None else tuple(tuple(sorted(s)) for s in self.graph.wants),
         )
 
 

@@ -142,7 +142,7 @@ class Blueprint:
     """A whole program's plan with formulas for sizes, or that of a body.
 
     `inputs` and `outputs` name values; `output_stages` says in which stage each output's size is known; `conditions` are pairs of
-    formulas that must be equal; `given` are the symbols of a body that the plan around it may know.
+    formulas that must be equal; `given` are the symbols of a body that the plan around it may know; `wants` are as of a graph.
     """
 
     formulas: Formulas
@@ -161,6 +161,7 @@ class Blueprint:
     tables: tuple[Table, ...]
     conditions: tuple[tuple[int, int], ...] = ()
     given: tuple[str, ...] = ()
+    wants: tuple[tuple[str, ...], ...] | None = None
 
     def to_data(self) -> dict[str, Any]:
         """As JSON."""
@@ -195,6 +196,7 @@ class Blueprint:
             tables=_rows(Table, data["tables"]),
             conditions=tuple((a, b) for a, b in data["conditions"]),
             given=tuple(data.get("given", ())),
+            wants=None if data.get("wants") is None else tuple(tuple(map(str, names)) for names in data["wants"]),
         )
 
 

@@ -94,7 +94,8 @@ from outside is one of its inputs, or a constant of its own; the symbols of the 
 
 Every graph output is made by a layer, or is a graph input of the same name.  `conditions` lists pairs of Dims that the model needs to be
 equal and whose equality does not follow from their form (a skip connection around a halving and a doubling): binding checks
-them and refuses sizes that break one.
+them and refuses sizes that break one.  `wants` (None: nothing may) tells where an input's dim of size 1 may be repeated so that they
+hold: along symbols that include none of these sets (`sartor.ops.stretch`).
 """
 
 from __future__ import annotations
@@ -171,6 +172,7 @@ class Graph:
     layers: list[Layer]
     name: str = ""
     conditions: list[tuple[Dim, Dim]] = field(default_factory=list)
+    wants: tuple[frozenset[str], ...] | None = None
 
     def problem(self, layer: Layer) -> Problem:
         """The layer with the types and constants it needs."""

@@ -89,6 +89,7 @@ class Context:
         self._lazy: dict[str, Any] = {}  # constants not read yet: onnx_ir tensors
         self._derived: dict[tuple[Any, ...], str] = {}
         self._symbols: set[str] = around._symbols if around else set()
+        self.told: set[str] = around.told if around else set()  # symbols of which the network knows the size as a number
         self._layer_names: set[str] = around._layer_names if around else set()
         self._bound: set[str] = set()  # symbols that depend on data
         self._made: set[str] = set()  # contents that exist as tensors too
@@ -316,6 +317,8 @@ class Context:
         if not any(isinstance(d, Size | Ratio) for d in flat):
             self.set_constant(name, np.array(flat, to_numpy(dtype)).reshape(content.shape))
             return
+        self.told.update(*(symbols(d) for d in known if isinstance(d, Size)),
+                         *(symbols(d.numerator) for d in known if isinstance(d, Ratio)))
         self.graph.tensors[name] = Tensor(dtype, content.shape)
         self.contents[name] = np.empty(content.shape, object)
         self.contents[name].reshape(-1)[:] = known

@@ -23,6 +23,7 @@ from sartor.graph.passes.dead import living
 from sartor.ops import OPERATORS, contents, contrib, control, folding, functions, host
 from sartor.ops.context import Call, Context, DeclinedError
 from sartor.ops.declared import check_types
+from sartor.ops.stretch import wants
 from sartor.sizes import Dim, Size, at_least, maximum, minimum, substitute, symbol
 from sartor.types import BYTES
 
@@ -206,7 +207,9 @@ class Walk:
         context.graph.inputs = context.graph.inputs or inputs
         _finish(context, self.outputs)
         _check_sizes(context.graph)
-        if context.around is not None:
+        if context.around is None:
+            context.graph.wants = wants(context.graph, context.told)
+        else:
             read = {v for layer in context.graph.layers for v in layer.reads}
             context.graph.inputs = (*inputs, *(v for v in context.captured if v in read))
             for name, tensor in context.graph.tensors.items():

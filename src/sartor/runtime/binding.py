@@ -47,6 +47,7 @@ from sartor.runtime.executor import (
     TASK_THREADS,
 )
 from sartor.runtime.program import Program
+from sartor.runtime.repeating import Shapes, repeated
 from sartor.types import BYTES, to_numpy
 
 Words: TypeAlias = NDArray[np.int64]
@@ -227,6 +228,22 @@ class Binder:
                 raise FeedError(self._misfit(number, shape, sizes))
         self._check_conditions(0, values, sizes)
         return sizes
+
+    def fitted(self, shapes: Shapes, known: Mapping[str, int] | None = None) -> tuple[Shapes, dict[str, int]]:
+        """The shapes to run with, and their sizes: those given, or where a size of 1 meets another and that may be, repeated ones.
+
+        Raises
+        ------
+        FeedError
+            They do not fit.
+        """
+        try:
+            return shapes, self.sizes(shapes, known)
+        except FeedError:
+            at_once = [c for c, stage in zip(self.blueprint.conditions, self._condition_stages, strict=True) if stage == 0]
+            if known is not None or (wide := repeated(self.blueprint, self._input_symbols, at_once, shapes)) is None:
+                raise
+        return wide, self.sizes(wide, known)
 
     def _check_conditions(self, stage: int, values: Words, sizes: Mapping[str, int]) -> None:
         """Raises `FeedError` where a condition that can be told from this stage on does not hold."""

@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from sartor.runtime.binding import Binder, BoundStage, new_array
 from sartor.runtime.context import Array, Memory
 from sartor.runtime.executor import ticks_per_second
 from sartor.runtime.program import Program, check_machine
+from sartor.runtime.repeating import Shapes
 from sartor.runtime.run import Run
 from sartor.runtime.threads import available_threads
 from sartor.types import to_numpy
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from sartor.runtime.control import ControlRunner
     from sartor.runtime.host import HostRunner
     from sartor.runtime.tail import TailRunner
-
-Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 KEPT_PLANS = 64
 """How many sets of sizes a session keeps plans for."""
@@ -58,6 +57,12 @@ class Ready:
         # One native call does it all: one stage, one segment, no host step.
         self.simple = len(program.blueprint.stages) == 1 and [end >= 0 for _, end in first.layout.segments] == [True]
         self.later: OrderedDict[tuple[int, tuple[int, ...]], BoundStage] = OrderedDict()
+
+    def repeat(self, arrays: list[Array]) -> None:
+        """Repeats arrays along dims of size 1 where the plan is for more."""
+        for number, (_, shape, _) in enumerate(self.expected):
+            if arrays[number].shape != shape:
+                arrays[number] = np.ascontiguousarray(np.broadcast_to(arrays[number], shape))
 
 
 class Session:
@@ -167,6 +172,7 @@ class Session:
             raise FeedError(f"arrays for outputs must come as a mapping of names to arrays, not as {type(out).__name__}")
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
+        ready.repeat(inputs)
         given = self._check_out(out, inputs) if out else {}
         if ready.simple:
             self.check_made(given, ready.first)
@@ -266,8 +272,8 @@ class Session:
         with self._lock:
             ready = self._plans.get(key)
             if ready is None:
-                sizes = self._binder.sizes(shapes, known)
-                ready = Ready(self.program, shapes, sizes, self._binder.bind(0, sizes), self._dtypes)
+                fitted, sizes = self._binder.fitted(shapes, known)
+                ready = Ready(self.program, fitted, sizes, self._binder.bind(0, sizes), self._dtypes)
                 self._plans[key] = ready
                 if len(self._plans) > KEPT_PLANS:
                     self._plans.popitem(last=False)
@@ -314,6 +320,7 @@ class Session:
             return self._tail.profile(feeds)
         inputs = self._check_feeds(feeds)
         ready = self._ready(tuple(a.shape for a in inputs))
+        ready.repeat(inputs)
         memory = self._take_memory()
         try:
             run = Run(self, ready, inputs, {}, memory, profiled=True)

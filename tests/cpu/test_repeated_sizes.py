@@ -1,4 +1,4 @@
-"""Sizes with different names that are broadcast: equal, or one of them 1 in a run."""
+"""Sizes that only some runs have: those with different names that are broadcast, where one is 1, and those shorter than a slice."""
 
 import numpy as np
 import pytest
@@ -83,3 +83,11 @@ def test_a_plan_and_a_profile_of_repeated_sizes():
         assert session.plan({"x": (1,), "y": (4,)}) == session.plan({"x": (4,), "y": (4,)})
         seconds = session.profile({"x": np.ones(1, np.float32), "y": np.ones(4, np.float32)})
         assert list(seconds) == [task.layer for task in session.plan({"x": (4,), "y": (4,)}).tasks]
+
+
+@pytest.mark.parametrize("places", ["-3, 9223372036854775807", "-4, -2", "0, -3", "3, 9223372036854775807", "2, -2", "5, 7"])
+def test_slices_longer_than_what_there_is(tmp_path, places):
+    start, end = places.split(", ")
+    body = f"""(float[n,2] x) => (float[p,2] y, float[q,2] z) <int64[1] s = {{{start}}}, int64[1] e = {{{end}}}, int64[1] a = {{0}}> {{
+        r = Exp(x)  y = Slice(r, s, e, a)  z = Concat<axis=0>(y, r) }}"""
+    check(tmp_path, body, *({"x": (n, 2)} for n in (1, 2, 3, 4, 6, 9)))

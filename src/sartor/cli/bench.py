@@ -14,6 +14,7 @@ import click
 from sartor.cli.common import (
     MODEL,
     compile_options,
+    given_shapes,
     input_options,
     is_program,
     make_feeds,
@@ -90,7 +91,7 @@ def command(
     others = source or model
     if against and is_program(others):
         raise OptionError(f"{others} is a program of Sartor's, which {against[0]} cannot read; name its ONNX file by --model")
-    program = open_program(model, threads, isa, precision)
+    program = open_program(model, threads, isa, precision, given_shapes(inputs, shapes))
     threads = threads or program.threads
     feeds = make_feeds(program.inputs, inputs, shapes, dims, seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -125,10 +126,10 @@ def measure(
     paths: dict[str, Path], threads: int, precision: str, feeds: dict[str, Any], seconds: float, folder: Path
 ) -> list[dict[str, Any]]:
     """Figures of each engine; the first one's outputs are what the others' are compared with."""
-    import numpy as np
+    from sartor.cli.arrays import save_arrays
 
     feeds_path = folder / "feeds.npz"
-    np.savez(feeds_path, **feeds)
+    save_arrays(feeds_path, feeds)
     engines: list[Engine] = []
     try:
         for name, path in paths.items():
@@ -180,10 +181,12 @@ def difference(reference: list[Any], outputs: list[Any]) -> float:
     for a, b in zip(reference, outputs, strict=True):
         if a.shape != b.shape:
             return math.inf
-        if a.dtype.kind not in "biuf" or b.dtype.kind not in "biuf":
+        if a.dtype.kind in "OUS" or b.dtype.kind in "OUS":
             worst = max(worst, 0.0 if np.array_equal(a, b) else math.inf)
             continue
-        left, right = a.astype(np.float64), b.astype(np.float64)
+        left, right = (np.stack([v.real, v.imag]) if v.dtype.kind == "c" else v.astype(np.float64) for v in (a, b))
+        if left.shape != right.shape:
+            return math.inf
         same = (left == right) | (np.isnan(left) & np.isnan(right))
         if same.all():
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -142,17 +143,21 @@ def check_writable(path: Path) -> None:
         raise OptionError(f"{path} cannot be written: permission denied")
 
 
-def open_program(model: Path, threads: int | None, isa: str | None, precision: str) -> Any:
-    """The program in the file `model`, or compiled from it."""
+def open_program(
+    model: Path, threads: int | None, isa: str | None, precision: str, shapes: Mapping[str, tuple[int | str, ...]] | None = None
+) -> Any:
+    """The program in the file `model`, or compiled from it; `shapes` are for the inputs whose rank the model does not say."""
     import sartor
+    from sartor.cli.models import unknown_ranks
     from sartor.runtime.program import Program
 
     if is_program(model):
         if isa:
             raise OptionError(f"--isa does not change {model}, which is compiled already; give the model")
         return Program.load(model)
+    ranks = unknown_ranks(model, shapes) if shapes else None
     with compile_progress(model.name) as progress:
-        return sartor.compile(str(model), threads=threads, isa=isa, precision=precision, progress=progress)
+        return sartor.compile(str(model), threads=threads, isa=isa, precision=precision, shapes=ranks, progress=progress)
 
 
 # --- printing -------------------------------------------------------------------------------------------------------------
@@ -164,8 +169,17 @@ def say(text: str) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Data for machines, on stdout."""
-    click.echo(json.dumps(data, indent=1, default=_plain))
+    """Data for machines, on stdout; numbers JSON has no form for are the texts nan, inf and -inf."""
+    click.echo(json.dumps(_finite(data), indent=1, default=_plain, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    data = data.item() if hasattr(data, "item") else data
+    if isinstance(data, float) and not math.isfinite(data):
+        return str(data)
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    return [_finite(item) for item in data] if isinstance(data, list | tuple) else data
 
 
 def _plain(value: Any) -> Any:
@@ -242,6 +256,15 @@ def compile_progress(name: str) -> Iterator[Callable[[str, int, int], None]]:
 # --- inputs ---------------------------------------------------------------------------------------------------------------
 
 
+def given_shapes(
+    files: Sequence[tuple[str, str]], shapes: Sequence[tuple[str, tuple[int | str, ...]]]
+) -> dict[str, tuple[int | str, ...]]:
+    """Shapes that options give inputs, for a name each the last; a file's contents say what its input's is."""
+    from sartor.cli.feeds import load_file
+
+    return dict(shapes) | {name: load_file(name, path).shape for name, path in files}
+
+
 def make_feeds(
     inputs: Mapping[str, Any],
     files: Sequence[tuple[str, str]],
@@ -258,7 +281,7 @@ def make_feeds(
     OptionError
         When an option names no input or dimension, a file cannot be read, or shapes do not fit.
     """
-    from sartor.cli.feeds import load_file, random_array, settle_sizes, typed
+    from sartor.cli.feeds import load_file, random_array, random_unranked, settle_sizes, typed
 
     given, wanted = dict(files), dict(shapes)
     for name in (*given, *wanted):
@@ -270,6 +293,10 @@ def make_feeds(
     if assumed:
         say(f"note: {', '.join(f'{n} = 1' for n in assumed)}; other sizes by --dim or --shape")
     for number, (name, tensor) in enumerate(inputs.items()):
-        if name not in feeds:
+        if name in feeds:
+            continue
+        if tensor.opaque and name in wanted:
+            feeds[name] = random_unranked(name, tensor, wanted[name], seed + number)
+        else:
             feeds[name] = random_array(tensor, sizes, seed + number)
     return {name: feeds[name] for name in inputs}

@@ -9,6 +9,7 @@ import click
 from sartor.cli.common import (
     MODEL,
     compile_options,
+    given_shapes,
     input_options,
     is_program,
     make_feeds,
@@ -65,11 +66,12 @@ def command(
       sartor diff model.onnx --against onnxruntime --tolerance 1e-4
     """
     from sartor.cli import beside
+    from sartor.cli.models import unknown_ranks
 
     if is_program(model):
         raise OptionError(f"{model} is a program, which keeps no values between layers; give the model it was made of")
     with status(f"compiling {model.name}"):
-        ours = beside.Ours(model, threads, isa, precision)
+        ours = beside.Ours(model, threads, isa, precision, unknown_ranks(model, given_shapes(inputs, shapes)))
     feeds = make_feeds(ours.program.inputs, inputs, shapes, dims, seed)
     with status(f"computing {model.name} twice"):
         wanted = beside.onnxruntime_values(model, feeds, ours.names) if against == "onnxruntime" else None

@@ -48,11 +48,21 @@ class Engine:
         return [float(s) for s in self._answer(f"{runs}\n")]
 
     def outputs(self) -> list[Any]:
-        """The outputs of the first run, in the model's order."""
-        import numpy as np
+        """The arrays in the outputs of the first run, in the model's order."""
+        from sartor.cli.arrays import load_arrays
 
-        with np.load(self.ready["outputs"]) as data:
-            return [data[name] for name in data.files]
+        return list(load_arrays(Path(self.ready["outputs"])).values())
+
+    def values(self) -> list[Any]:
+        """The outputs of the first run, in the model's order; of a sequence or map the list of its arrays."""
+        from sartor.cli.arrays import load_arrays
+
+        arrays = load_arrays(Path(self.ready["outputs"]))
+        found: list[Any] = []
+        for number in range(self.ready["count"]):
+            inner = [array for name, array in arrays.items() if name.startswith(f"{number}/")]
+            found.append(arrays.get(str(number), inner))
+        return found
 
     def close(self) -> None:
         """Ends the process."""
@@ -74,7 +84,8 @@ class Engine:
             self._words.seek(0)
             words = self._words.read().strip().splitlines()
             self.close()
-            raise SartorError(f"{self.name} failed: {words[-1] if words else f'exit status {code}'}")
+            reason = f"signal {-code} ended it" if code < 0 else words[-1] if words else f"exit status {code}"
+            raise SartorError(f"{self.name} failed: {reason}")
         return json.loads(answer)
 
 
@@ -123,24 +134,23 @@ ENGINES = {"sartor": _sartor, "onnxruntime": _onnxruntime, "openvino": _openvino
 
 def serve(name: str, model: str, threads: int, precision: str, feeds_path: str) -> None:
     """What the child does."""
-    import numpy as np
+    from sartor.cli.arrays import load_arrays, save_arrays
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the engines print must not mix with the answers
-    with np.load(feeds_path) as data:
-        feeds = {key: data[key] for key in data.files}
+    feeds = load_arrays(Path(feeds_path))
     start = time.perf_counter()
     try:
         run = ENGINES[name](model, threads, precision, feeds)
+        outputs = run()
     except ImportError as problem:
         sys.exit(f"{name} is not installed ({problem}); pip install 'sartor[bench]'")
     except SartorError as problem:
         sys.exit(str(problem))
-    outputs = run()
     ready = time.perf_counter() - start
     path = f"{feeds_path}.{name}.npz"
-    np.savez(path, *[np.asarray(o) for o in outputs])
-    print(json.dumps({"ready_seconds": ready, "outputs": path}), file=answers, flush=True)
+    save_arrays(Path(path), {str(number): output for number, output in enumerate(outputs)})
+    print(json.dumps({"ready_seconds": ready, "outputs": path, "count": len(outputs)}), file=answers, flush=True)
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):

@@ -11,7 +11,7 @@ import numpy as np
 from sartor.errors import OptionError
 from sartor.graph.layer import Tensor
 from sartor.sizes import Size, evaluate, symbols
-from sartor.types import BYTES, to_numpy
+from sartor.types import BYTES, from_numpy, to_numpy
 
 
 def load_file(name: str, path: str) -> np.ndarray[Any, Any]:
@@ -60,7 +60,8 @@ def settle_sizes(
             raise OptionError(f"the model has no symbolic dimension {name}; it has {', '.join(sorted(known)) or 'none'}")
     sizes = dict(dims)
     for name, shape in shapes.items():
-        _match(name, inputs[name], shape, sizes)
+        if not inputs[name].opaque:
+            _match(name, inputs[name], shape, sizes)
     assumed = sorted(known - set(sizes))
     return sizes | dict.fromkeys(assumed, 1), assumed
 
@@ -89,7 +90,8 @@ def _text(shape: tuple[int | str, ...]) -> str:
 def random_array(tensor: Tensor, sizes: Mapping[str, int], seed: int) -> np.ndarray[Any, Any]:
     """A seeded random array: normal floats, small whole numbers from 0 (safe as indices), fair booleans."""
     if tensor.opaque:
-        raise OptionError(f"a random value cannot be made for an input that is {tensor}; run the model from Python")
+        how = "give its shape by --shape, or it by --input" if tensor.dtype.startswith("tensor(") else "run the model from Python"
+        raise OptionError(f"a random value cannot be made for an input that is {tensor}; {how}")
     shape = tuple(evaluate(dim, sizes) for dim in tensor.shape)
     generator = np.random.default_rng(seed)
     if tensor.dtype == "string":
@@ -100,3 +102,14 @@ def random_array(tensor: Tensor, sizes: Mapping[str, int], seed: int) -> np.ndar
     if tensor.dtype[0] in "iu":
         return generator.integers(0, 2, shape).astype(dtype)
     return generator.standard_normal(shape).astype(dtype)
+
+
+def random_unranked(name: str, tensor: Tensor, shape: tuple[int | str, ...], seed: int) -> np.ndarray[Any, Any]:
+    """A seeded random array of a given shape, for an input of unknown rank, whose type is told in ONNX's words: tensor(float)."""
+    import onnx
+
+    known = {f"tensor({name.lower()})": number for name, number in onnx.TensorProto.DataType.items()}
+    if tensor.dtype not in known or any(isinstance(d, str) for d in shape):
+        raise OptionError(f"input {name} is {tensor}, for which no random value of the shape {_text(shape)} can be made")
+    dtype = from_numpy(onnx.helper.tensor_dtype_to_np_dtype(known[tensor.dtype]))
+    return random_array(Tensor(dtype, tuple(int(d) for d in shape)), {}, seed)

@@ -244,6 +244,7 @@ class _Rest:
             if not nodes:
                 return False
             _replace(graph.node, [n for n in graph.node if n is not nodes[0]])
+            _replace(graph.output, [v for v in graph.output if v.name not in nodes[0].output])
             for name in nodes[0].output:
                 if name in self._types and self._types[name].type.tensor_type.HasField("shape"):
                     graph.input.append(self._types[name])

@@ -78,6 +78,12 @@ def settle_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[s
     }
 
 
+def unknown_ranks(path: Path, shapes: Shapes) -> dict[str, tuple[int | str, ...]]:
+    """Of `shapes` those of inputs of which the model does not say how many dimensions they have."""
+    inputs = _inputs(read_model(path))
+    return {name: shape for name, shape in shapes.items() if name in inputs and inputs[name] is None}
+
+
 def concrete_shapes(path: Path, shapes: Shapes, dims: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
     """The shape of every input, as the options settle it, with 1 for what they do not."""
     settled = settle_shapes(path, shapes, dims)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
@@ -13,6 +12,7 @@ from sartor.cli.common import (
     MODEL,
     check_writable,
     compile_options,
+    given_shapes,
     input_options,
     make_feeds,
     open_program,
@@ -51,10 +51,11 @@ def command(
       sartor run model.onnx --dim batch=2
     """
     import sartor
+    from sartor.cli.arrays import save_arrays
 
     if output:
         check_writable(output)
-    program = open_program(model, threads, isa, precision)
+    program = open_program(model, threads, isa, precision, given_shapes(inputs, shapes))
     feeds = make_feeds(program.inputs, inputs, shapes, dims, seed)
     with sartor.Session(program, threads=threads) as session:
         start = time.perf_counter()
@@ -64,8 +65,8 @@ def command(
         with output.open("wb") as file:
             save_arrays(file, outputs)
     rows = [
-        {"output": name, "dtype": str(array.dtype), "shape": list(array.shape), **_figures(array)}
-        for name, array in outputs.items()
+        {"output": name, **_kind(value, program.outputs[name]), **_figures(value)}
+        for name, value in outputs.items()
     ]
     if as_json:
         print_json({"seconds": seconds, "file": str(output) if output else None, "outputs": rows})
@@ -74,39 +75,30 @@ def command(
         print_table(
             columns,
             [
-                [row[c] if c != "shape" else "x".join(map(str, array.shape)) or "()" for c in columns]
-                for row, array in zip(rows, outputs.values(), strict=True)
+                [row[c] if c != "shape" or row[c] is None else "x".join(map(str, row[c])) or "()" for c in columns] for row in rows
             ],
             right=columns[3:],
         )
     return 0
 
 
-def save_arrays(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
-    """Writes an `.npz` archive; unlike `numpy.savez` it takes any names, `file` too."""
-    import io
-    import zipfile
-
+def _kind(value: object, tensor: Any) -> dict[str, Any]:
+    """Element type and shape of an array; of a sequence, map or optional its type, and no shape."""
     import numpy as np
 
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            buffer = io.BytesIO()
-            plain = np.asarray(array)
-            if plain.dtype.isbuiltin == 2:  # one that ml_dtypes adds, for which NumPy's files have no name: raw bytes
-                plain = plain.view(f"V{plain.dtype.itemsize}")
-            np.save(buffer, plain, allow_pickle=False)
-            archive.writestr(f"{name}.npy", buffer.getvalue())
+    if isinstance(value, np.ndarray):
+        return {"dtype": str(value.dtype), "shape": list(value.shape)}
+    return {"dtype": str(tensor), "shape": None}
 
 
-def _figures(array: object) -> dict[str, float | None]:
+def _figures(value: object) -> dict[str, float | None]:
     """Least, mean and greatest element, None where there is none."""
     import numpy as np
 
     from sartor.types import from_numpy
 
-    values = np.asarray(array)
-    if not values.size or from_numpy(values.dtype) == "string":
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "c" or not value.size or from_numpy(value.dtype) == "string":
         return {"min": None, "mean": None, "max": None}
-    values = values.astype(np.float64)
-    return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}
+    values = value.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return {"min": float(values.min()), "mean": float(values.mean()), "max": float(values.max())}

@@ -43,7 +43,7 @@ def layer_texts(model: Path, stage: str | None, names: Sequence[str], isa: str |
 
     if is_program(model):
         raise OptionError(f"{model} is a program, which holds machine code only; give the model it was made of")
-    graph = compiler.prepare(str(model))
+    graph, _ = compiler.prepare_head(str(model))
     device = compiler.device_for(isa)
     within = dict(_nested(graph, ""))
     layers = [(name, *within[name]) for name in (layer.name for layer in _named([layer for layer, _ in within.values()], names))]

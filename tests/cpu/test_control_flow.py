@@ -120,6 +120,33 @@ def test_a_branch_that_makes_no_sense_is_refused_by_its_sizes(tmp_path):
             session.run({"x": rand(4, 5), "w": w})
 
 
+SQUEEZED = """(float[n, 1, m, 4] x, float[4, 3] w) => (float[k] y) {
+  h = Relu(x)
+  s = Squeeze(h)
+  t = MatMul(s, w)
+  flat = Constant <value_ints = [-1]> ()
+  y = Reshape(t, flat)
+}"""
+
+
+def test_dropping_every_size_of_one_takes_the_rest_of_the_graph_along(tmp_path):
+    check(model(SQUEEZED), [{"x": rand(n, 1, m, 4), "w": rand(4, 3)} for n in (1, 2, 3) for m in (1, 2, 5)], tmp_path)
+
+
+def test_sizes_whose_squeeze_makes_no_sense_are_refused(tmp_path):
+    proto = model("(float[n, 1, 4] x) => (float[a, b] y) { s = Squeeze(x)  t = Transpose <perm = [1, 0]> (s)  y = Concat <axis = 1> (t, t) }")
+    program = check(proto, [{"x": rand(n, 1, 4)} for n in (2, 3)], tmp_path)
+    with sartor.Session(program) as session, pytest.raises(FeedError, match="sizes n = 1"):
+        session.run({"x": rand(1, 1, 4)})
+
+
+def test_a_squeeze_whose_rank_the_model_gives_away_runs_on_the_host(tmp_path):
+    proto = model("(float[n, 1, 4] x) => (float s) { h = Relu(x)  s = Squeeze(h) }")
+    del proto.graph.output[0].type.tensor_type.shape.dim[:]
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    check(proto, [{"x": rand(n, 1, 4)} for n in (1, 3)], tmp_path, fallbacks=("Squeeze_0 (Squeeze)",))
+
+
 def test_a_branch_may_hand_on_what_it_is_given(tmp_path):
     proto = model("""(float[n] x, float[n] z, bool c) => (float[n] y, float[n] u, float[2] k) {
         a = Abs(x)

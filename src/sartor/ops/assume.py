@@ -26,6 +26,11 @@ def less(a: Dim, b: Dim) -> Dim:
     return minimum(1, maximum(b - a, 0))
 
 
+def is_one(dim: Dim, facts: Facts) -> Dim:
+    """1 where a size is 1, else 0; a number where what is known decides it."""
+    return assumed(1 - not_equal(dim, 1), facts)
+
+
 def facts_of(test: Dim, holds: bool) -> dict[Atom, Dim]:
     """What follows from a condition that holds, or does not."""
     facts: dict[Atom, Dim] = {}

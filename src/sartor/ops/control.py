@@ -7,16 +7,17 @@ What of a loop's carried sizes changes from one iteration to the next is a symbo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import onnx_ir
 
 from sartor.errors import ModelError, UnsupportedError
 from sartor.graph.layer import Graph, Layer, Tensor
 from sartor.ops import host
-from sartor.ops.assume import facts_of
+from sartor.ops.assume import facts_of, is_one
+from sartor.ops.bodies import body_items, graph_of, named_outputs, output_names
 from sartor.ops.context import Array, Call, Context
 from sartor.ops.numbers import Ratio
 from sartor.sizes import Dim, Size, maximum, symbols
@@ -72,30 +73,6 @@ def lower(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -
     context.call = call
 
 
-def _graph(call: Call, attribute: str) -> onnx_ir.Graph:
-    graph = call[attribute]
-    if not isinstance(graph, onnx_ir.Graph):
-        raise ModelError(f"{call} has an attribute {attribute!r} that is no graph")
-    return graph
-
-
-def _outputs(graph: onnx_ir.Graph) -> list[str]:
-    return [value.name or "" for value in graph.outputs]
-
-
-def _items(graph: onnx_ir.Graph, versions: Versions, origin: tuple[str, ...]) -> list[Item]:
-    from sartor.ops.lowering import node_items
-
-    return node_items(graph, versions, origin)
-
-
-def _named(names: Iterable[str], graph: onnx_ir.Graph, call: Call) -> list[Item]:
-    """Letting names stand for the outputs of a graph; "" for those that are not wanted."""
-    from sartor.ops.lowering import named
-
-    return [named(name, of, call) for name, of in zip(names, _outputs(graph), strict=True) if name]
-
-
 def _check_condition(context: Context, call: Call, name: str) -> None:
     tensor = context.tensor(name)
     if tensor.dtype != "bool":
@@ -109,7 +86,7 @@ def _check_condition(context: Context, call: Call, name: str) -> None:
 
 def _if(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> None:
     context = walk.context
-    graphs = [_graph(call, "then_branch"), _graph(call, "else_branch")]
+    graphs = [graph_of(call, "then_branch"), graph_of(call, "else_branch")]
     if not call.input(0):
         raise ModelError(f"{call} has no condition")
     _check_condition(context, call, call.inputs[0])
@@ -120,7 +97,7 @@ def _if(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> 
             raise ModelError(f"{call} has a {name} branch with inputs; branches take values by their names alone")
     content = context.content(call.inputs[0])
     test: Dim | None = None if content is None else content.reshape(-1)[0]
-    bodies = [[*_items(graph, versions, origin), *_named(call.outputs, graph, call)] for graph in graphs]
+    bodies = [[*body_items(graph, versions, origin), *named_outputs(call.outputs, graph, call)] for graph in graphs]
     if test is not None and not isinstance(test, Size):
         walk.push(bodies[0 if test else 1])
         return
@@ -130,19 +107,45 @@ def _if(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> 
         own = []
         for graph in graphs:
             fresh = dict(zip((i for i, _ in wanted), names, strict=True))
-            own.append([*_items(graph, versions, origin), *_named((fresh.get(i, "") for i in range(len(call.outputs))), graph, call)])
+            given = (fresh.get(i, "") for i in range(len(call.outputs)))
+            own.append([*body_items(graph, versions, origin), *named_outputs(given, graph, call)])
         branches = _branches(walk, call, test, own, names)
         if not _one_branch(walk, test, branches, bodies):
             _emit_if(context, call, test, branches, [name for _, name in wanted])
     except MixedError:
-        if walk.outputs is None:
-            raise
-        rest = list(walk.items)
-        names = tuple(dict.fromkeys(name for name in walk.outputs if not context.knows(name)))
-        branches = _branches(walk, call, test, [[*body, *rest] for body in bodies], names)
-        if not _one_branch(walk, test, branches, bodies):
-            _emit_if(context, call, test, branches, names)
-            walk.items.clear()
+        _fork(walk, call, test, bodies)
+
+
+def _fork(walk: Walk, call: Call, test: Dim | None, bodies: Sequence[Sequence[Item]]) -> None:
+    """Takes the rest of the graph into both branches."""
+    if walk.outputs is None:
+        raise MixedError(f"{call} leads to values of which it cannot be told before it runs how many dimensions they have")
+    rest = list(walk.items)
+    names = tuple(dict.fromkeys(name for name in walk.outputs if not walk.context.knows(name)))
+    branches = _branches(walk, call, test, [[*body, *rest] for body in bodies], names)
+    if not _one_branch(walk, test, branches, bodies):
+        _emit_if(walk.context, call, test, branches, names)
+        walk.items.clear()
+
+
+def _squeeze(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> None:
+    """A Squeeze that drops all sizes of 1: the walk forks on the first size of which that is not known, and lowers it again."""
+    from sartor.ops.lowering import again
+
+    ones = [is_one(d, walk.context.facts) for d in walk.context.shape(call.inputs[0])]
+    item = again(call, versions, origin)
+    _fork(walk, call, next(one for one in ones if isinstance(one, Size)), [[item], [item]])
+
+
+def takes(context: Context, call: Call) -> bool:
+    """Whether a node is of control flow, or leads to different ranks as one would."""
+    if call.domain or call.op_type not in OPERATORS:
+        return False
+    if call.op_type != "Squeeze":
+        return True
+    if call.input(1) or "axes" in call.attributes or context.sequence(call.input(0)) is not None:
+        return False
+    return any(isinstance(is_one(d, context.facts), Size) for d in context.shape(call.inputs[0]))
 
 
 def _branches(walk: Walk, call: Call, test: Dim | None, bodies: Sequence[Sequence[Item]], names: tuple[str, ...]) -> list[_Branch]:
@@ -258,7 +261,7 @@ def _defined(context: Context, name: str, place: int, axis: int, defines: list[D
 
 
 def _loop(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> None:
-    context, graph = walk.context, _graph(call, "body")
+    context, graph = walk.context, graph_of(call, "body")
     carried = [context.aliases.get(v, v) for v in call.inputs[2:]]
     if "" in carried:
         raise ModelError(f"{call} lacks the value of a carried variable")
@@ -345,8 +348,8 @@ def _fixpoint(
         for name, tensor in zip(names, (*before, *types, *after), strict=True):
             context.graph.tensors[name] = tensor
             context.reserve(name)
-        outputs = tuple(walk.context.unique(f"{call.name}.{name}") for name in _outputs(graph))
-        inner = walk.inner(context, [*_items(graph, *source), *_named(outputs, graph, call)], outputs)
+        outputs = tuple(walk.context.unique(f"{call.name}.{name}") for name in output_names(graph))
+        inner = walk.inner(context, [*body_items(graph, *source), *named_outputs(outputs, graph, call)], outputs)
         inner.run()
         results = [context.tensor(v) for v in outputs[skip:]]
         if not _generalized(walk.context, call, names[len(before):], types, results, changing):
@@ -377,7 +380,7 @@ def _generalized(context: Context, call: Call, names: Sequence[str], types: list
 
 
 def _scan(walk: Walk, call: Call, versions: Versions, origin: tuple[str, ...]) -> None:
-    context, graph = walk.context, _graph(call, "body")
+    context, graph = walk.context, graph_of(call, "body")
     batched = call.version < 9
     reads = [context.aliases.get(v, v) for v in (call.inputs[1:] if batched else call.inputs)]
     scanned = int(call["num_scan_inputs"])
@@ -492,4 +495,5 @@ def _batches(walk: Walk, parts: _Parts, lengths: str, reads: Sequence[str]) -> N
         "reverse_outputs": (False,) * len(results), "defines": []})
 
 
-OPERATORS: dict[str, Callable[[Walk, Call, Versions, tuple[str, ...]], None]] = {"If": _if, "Loop": _loop, "Scan": _scan}
+Lower: TypeAlias = "Callable[[Walk, Call, Versions, tuple[str, ...]], None]"
+OPERATORS: dict[str, Lower] = {"If": _if, "Loop": _loop, "Scan": _scan, "Squeeze": _squeeze}

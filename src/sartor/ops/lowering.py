@@ -239,6 +239,17 @@ def _name(name: str, of: str, call: Call, walk: Walk) -> None:
     walk.context.alias(name, of)
 
 
+def again(call: Call, versions: Mapping[str, int], origin: tuple[str, ...]) -> Item:
+    """Lowering a node once more, where more is known."""
+    return partial(_again, call, versions, origin)
+
+
+def _again(call: Call, versions: Mapping[str, int], origin: tuple[str, ...], walk: Walk) -> None:
+    for name in call.inputs:
+        walk.context.take(name)
+    _lower_node(walk, replace(call, name=walk.context.unique_layer(call.name)), versions, origin)
+
+
 def _take_initializers(graph: onnx_ir.Graph, walk: Walk) -> None:
     for name, value in graph.initializers.items():
         if value.const_value is not None:
@@ -273,7 +284,7 @@ def _lower_node(walk: Walk, call: Call, versions: Mapping[str, int], origin: tup
         return
     if folding.fold(context, call, versions) or contents.propagate(context, call):
         return
-    if not call.domain and call.op_type in control.OPERATORS:
+    if control.takes(context, call):
         control.lower(walk, call, versions, origin)
         return
     if operator is not None:

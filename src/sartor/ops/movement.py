@@ -9,6 +9,7 @@ import numpy as np
 from sartor.errors import ModelError
 from sartor.graph.expression import ExpressionBuilder, identity
 from sartor.graph.layer import Tensor
+from sartor.ops.assume import is_one
 from sartor.ops.context import Array, Call, Context, DeclinedError
 from sartor.ops.elementwise import Operator
 from sartor.ops.numbers import axis_of
@@ -99,9 +100,10 @@ def _squeeze(context: Context, call: Call) -> None:
         context.reshape(call.inputs[0], rest, output=call.outputs[0])
         return
     if axes is None:
-        if any(isinstance(d, Size) for d in shape):
+        ones = [is_one(d, context.facts) for d in shape]
+        if any(isinstance(one, Size) for one in ones):
             raise DeclinedError(f"{call} drops dimensions that depend on sizes")
-        dropped = {i for i, d in enumerate(shape) if d == 1}
+        dropped = {i for i, one in enumerate(ones) if one}
     else:
         dropped = {axis_of(a, len(shape), call) for a in axes}
     for axis in dropped:

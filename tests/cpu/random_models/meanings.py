@@ -5,6 +5,7 @@ Each line of `INSTEAD` is (operator, when, instead, why).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -57,6 +58,27 @@ def biased(node: onnx.NodeProto, opset: int) -> Meaning:
     return run
 
 
+def double_erf(node: onnx.NodeProto, opset: int) -> Meaning:
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    return lambda operands: [erf(operands[0].astype(np.float64)).astype(operands[0].dtype)]
+
+
+def paired(node: onnx.NodeProto, opset: int) -> Meaning:
+    """An unpooling whose places are as many as its elements."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    plain = onnx.NodeProto()
+    plain.CopyFrom(node)
+    plain.name = "paired"
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        if operands[0].shape != operands[1].shape:
+            raise ValueError("places and elements differ in shape")
+        return list(Evaluator(plain, opset).run(operands))
+
+    return run
+
+
 def onnxruntime(node: onnx.NodeProto, opset: int) -> Meaning:
     """ONNX Runtime, in the operands' own types (single precision where they come in double, which it often lacks)."""
     import onnxruntime as ort
@@ -97,6 +119,8 @@ def coerced(node: onnx.NodeProto, opset: int) -> Meaning:
 
     def run(operands: Sequence[Any]) -> list[Any]:
         x = operands[0]
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError("no such axis")
         rows = int(np.prod(x.shape[: axis % x.ndim], dtype=np.int64))
         return [y.reshape(x.shape) for y in evaluator.run([x.reshape(rows, -1)])]
 
@@ -215,6 +239,8 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("MaxPool", "AveragePool", "LpPool"), _same, explicit, "its padding is wrong with dilations, and less than nothing with long strides"),
     (("RoiAlign",), _before(16), onnxruntime, "it moves places by half a pixel, as only newer versions do"),
     (("GroupNormalization",), _always, group_norm, "it cannot run the body it has it defined by"),
+    (("Erf",), _always, double_erf, "it computes in single precision whatever comes"),
+    (("MaxUnpool",), lambda node, opset: node.name != "paired", paired, "it takes places of another shape than the elements"),
     (("GlobalLpPool", "MaxRoiPool"), _always, onnxruntime, "it lacks the operator"),
 )
 

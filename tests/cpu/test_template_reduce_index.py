@@ -8,6 +8,7 @@ from tests.cpu import harness
 
 from sartor.loops.llvm import compile_ir, render
 from sartor.sizes import symbol
+from sartor.templates import reduce_index
 from sartor.templates.reduce_index import ReduceIndex
 
 TEMPLATE = ReduceIndex()
@@ -36,6 +37,19 @@ def test_nan_and_infinity(last):
     for axis in (0, 1):
         for op in ("argmax", "argmin"):
             harness.check(TEMPLATE, layer((6, 33), axis, op, last), {"x": x})
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "i8", "bool"])
+def test_long_dimensions_are_taken_in_stretches(dtype, last, monkeypatch):
+    monkeypatch.setattr(reduce_index, "_STRETCH", 8)
+    x = np.random.default_rng(1).integers(0, 3, (3, 37, 21)).astype(harness.to_numpy(dtype))
+    if dtype == "f32":
+        x[0, 20:], x[1, 3], x[1, 11], x[2] = np.nan, np.nan, np.nan, -np.inf
+    for op in ("argmax", "argmin"):
+        for axis in (1, 2):
+            harness.check(TEMPLATE, layer((3, 37, 21), axis, op, last, dtype), {"x": x})
+            harness.check(TEMPLATE, layer((N, H, 21), axis, op, last, dtype), {"x": x}, sizes={"n": 3, "h": 37}, on=harness.device("sse4"))
 
 
 def test_shapes_and_symbols():

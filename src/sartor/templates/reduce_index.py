@@ -1,11 +1,13 @@
 """argmax and argmin along one dim.
 
 Every lane keeps its best element and where it was; among equals the first (or, with `select_last`, the last) wins, and a NaN wins over
-numbers.  Indices are kept in 32 bits while they are compared.
+numbers.  While elements are compared, their places are kept in 32 bits, from the start of a stretch of at most 2^30 on; of a dimension that
+may be longer, the stretches' bests are compared in turn, with places in 64 bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from sartor.templates.reduction import KeptRows, accumulator, block_count, block
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, lanes_for
 from sartor.types import BYTES
+
+_STRETCH = 1 << 30
 
 
 class ReduceIndex:
@@ -61,13 +65,13 @@ class ReduceIndex:
 class _Best:
     """The best elements of some lanes and their places."""
 
-    def __init__(self, code: _Code, lanes: int) -> None:
+    def __init__(self, code: _Code, lanes: int, places: str = "i32") -> None:
         b = code.b
         how = accumulator("max" if code.largest else "min")
         kind = Type(code.scalar)
         self.code = code
         self.value: Variable = b.variable("best", b.broadcast(how.start(b, kind), lanes))
-        self.place: Variable = b.variable("place", b.constant(0, Type("i32", lanes)))
+        self.place: Variable = b.variable("place", b.constant(0, Type(places, lanes)))
 
     def take(self, x: Value, place: Value, mask: Value | None = None) -> None:
         """Takes in elements at later places than those seen by their lanes."""
@@ -121,7 +125,7 @@ class _Code:
             self.row(row, self.kept.start(row))
 
     def put(self, place: Value, row: Value, column: Number, lanes: int, mask: Value | None) -> None:
-        result = self.epilogue.apply(self.b.cast(place, "i64"), row, column, lanes, mask)
+        result = self.epilogue.apply(place if place.type.scalar == "i64" else self.b.cast(place, "i64"), row, column, lanes, mask)
         self.b.store(self.y, row * self.y_pitch + column, result, mask)
 
     # --- along the columns ---
@@ -133,22 +137,43 @@ class _Code:
             self.put(self.over_rows(start, b.constant(0, row.type), 1, None), row, 0, 1, None)
             return
         base = start * self.x_pitch
+
+        def best(first: Number, last: Number) -> tuple[Value, Value]:
+            return self.stretch(base, first, last)
+
+        self.put(self.in_stretches(self.columns, 1, best), row, 0, 1, None)
+
+    def in_stretches(self, size: Number, lanes: int, best: Callable[[Number, Number], tuple[Value, Value]]) -> Value:
+        """The places of the best elements of a dimension; `best` gives those from one place to another, counted from the first."""
+        b = self.b
+        if isinstance(size, int) and size <= _STRETCH:
+            return best(0, size)[1]
+        found = _Best(self, lanes, "i64")
+        with b.loop("stretch", 0, size, _STRETCH) as first:
+            end = first + _STRETCH
+            x, place = best(first, b.minimum(end, size))
+            found.take(x, b.cast(place, "i64") + first)
+        return found.place.get()
+
+    def stretch(self, base: Value, first: Number, last: Number) -> tuple[Value, Value]:
+        """The best of some columns of a row, and its place after the first of them."""
+        b = self.b
         rest = _Best(self, 1)
         wide = _Best(self, self.lanes) if self.lanes > 1 else rest
 
         def body(column: Value, lanes: int, mask: Value | None) -> None:
             taken = wide if lanes > 1 else rest
-            place = b.iota(lanes, "i32") + b.cast(column, "i32")
+            place = b.iota(lanes, "i32") + b.cast(column - first, "i32")
             taken.take(self.fetch(base + column, lanes, mask), place, mask)
 
-        along(b, 0, self.columns, self.lanes, body, masked=self.masked)
+        along(b, first, last, self.lanes, body, masked=self.masked)
         parts = [(rest.value.get(), rest.place.get())]
         if self.lanes > 1:
             best, place = wide.value.get(), wide.place.get()
             parts.extend((b.extract(best, lane), b.extract(place, lane)) for lane in range(self.lanes))
         while len(parts) > 1:
             parts = [self.better(*parts[i:i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
-        self.put(parts[0][1], row, 0, 1, None)
+        return parts[0]
 
     def better(self, first: tuple[Value, Value], second: tuple[Value, Value]) -> tuple[Value, Value]:
         """The better of two lanes' bests."""
@@ -167,13 +192,18 @@ class _Code:
     def over_rows(self, start: Number, column: Value, lanes: int, mask: Value | None) -> Value:
         """The places of the best elements of some columns."""
         b = self.b
-        best = _Best(self, lanes)
-        if self.loops:
-            (first, size, stride), = self.loops
-            with b.loop("r", first, size) as r:
+        if not self.loops:
+            return _Best(self, lanes).place.get()
+        (_, size, stride), = self.loops
+
+        def best(first: Number, last: Number) -> tuple[Value, Value]:
+            found = _Best(self, lanes)
+            with b.loop("r", first, last) as r:
                 x = self.fetch((start + r * stride) * self.x_pitch + column, lanes, mask)
-                best.take(x, b.broadcast(b.cast(r, "i32"), lanes))
-        return best.place.get()
+                found.take(x, b.broadcast(b.cast(r - first, "i32"), lanes))
+            return found.value.get(), found.place.get()
+
+        return self.in_stretches(size, lanes, best)
 
     def some_columns(self, row: Value, first: Number, last: Number) -> None:
         start = self.kept.start(row)

@@ -98,10 +98,15 @@ def _is_inf(x: Array, sign: str) -> Array:
     return found & (x > 0) if sign == "positive" else found & (x < 0)
 
 
+def _erf_of(x: Array) -> Array:
+    """Of integers as a single: what is 1 to its precision is 1."""
+    return (erf(x) if x.dtype.kind == "f" else erf(x).astype(np.float32)).astype(x.dtype)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "min": np.minimum, "max": np.maximum, "pow": _power,
     "mod": np.remainder, "fmod": np.fmod, "atan2": np.arctan2, "neg": np.negative, "abs": np.abs, "sqrt": np.sqrt, "exp": np.exp,
-    "log": np.log, "tanh": np.tanh, "erf": lambda x: erf(x).astype(x.dtype), "sigmoid": _sigmoid, "sin": np.sin, "cos": np.cos,
+    "log": np.log, "tanh": np.tanh, "erf": _erf_of, "sigmoid": _sigmoid, "sin": np.sin, "cos": np.cos,
     "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "sign": np.sign,
     "reciprocal": np.reciprocal, "softplus": lambda x: np.logaddexp(x, x.dtype.type(0)),

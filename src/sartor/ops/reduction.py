@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sartor.graph.expression import ExpressionBuilder
 from sartor.graph.layer import Tensor
@@ -16,6 +17,9 @@ def reduction(op: str) -> Operator:
     """A Reduce* operator; its axes are an attribute or, in newer opsets, an input."""
     def lower(context: Context, call: Call) -> None:
         x = call.inputs[0]
+        if op in _WIDE and context.dtype(x) in _WIDE[op]:
+            _emit_wide(context, call, lower)
+            return
         rank = len(context.shape(x))
         given = context.ints(call.inputs[1]) if call.input(1) else call.get("axes")
         if given is None and call.input(1):
@@ -28,6 +32,21 @@ def reduction(op: str) -> Operator:
         emit(context, call, op, axes, bool(call.get("keepdims", 1)))
 
     return lower
+
+
+INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
+_WIDE: dict[str, Sequence[str]] = {"l2": INTEGERS, "mean": ("i32", "u32"), "log_sum": INTEGERS}
+"""Reductions of integers whose steps may be larger than their results: these are taken in f64."""
+
+
+def _emit_wide(context: Context, call: Call, lower: Operator) -> None:
+    """A reduction of integers in double precision, whose result is an integer again."""
+    x, output = call.inputs[0], call.outputs[0]
+    narrow = context.dtype(x)
+    wide = context.elementwise([x], lambda e, v: e("cast", v, dtype="f64"), context.shape(x), suffix="wide")
+    made = context.unique(f"{output}.wide")
+    lower(context, replace(call, inputs=(wide, *call.inputs[1:]), outputs=(made,)))
+    context.elementwise([made], lambda e, v: e("cast", v, dtype=narrow), context.shape(made), output=output)
 
 
 def _each(context: Context, x: str, op: str, output: str) -> None:

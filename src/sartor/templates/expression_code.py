@@ -108,7 +108,10 @@ def _unary(b: Builder, op: str, x: Value) -> Value:
     if op == "sign":
         positive = b.cast(x > 0, x.type.scalar)
         return positive - b.cast(x < 0, x.type.scalar) if signed else positive
-    return b.cast(_unary_float(b, op, b.cast(x, "f64")), x.type.scalar)
+    result = _unary_float(b, op, b.cast(x, "f64"))
+    if op == "erf":  # as a single: what is 1 to its precision is 1, not a little less, which would be cut to 0
+        result = b.cast(result, "f32")
+    return b.cast(result, x.type.scalar)
 
 
 def _unary_float(b: Builder, op: str, x: Value) -> Value:
@@ -199,9 +202,10 @@ def _atan2(b: Builder, y: Value, x: Value) -> Value:
 
 def _extreme(b: Builder, op: str, x: Value, y: Value, constants: list[object]) -> Value:
     """min or max that keeps a NaN of either side; the bare operation gives its second operand for NaNs."""
-    if constants[0] is not None:
+    plain = [isinstance(c, (int, float)) and not math.isnan(c) for c in constants]
+    if plain[0]:
         return b.binary(op, x, y)
-    if constants[1] is not None:
+    if plain[1]:
         return b.binary(op, y, x)
     return b.select(x.ne(x), x, b.binary(op, x, y))
 

@@ -149,7 +149,10 @@ def softmax(m: Maker, op: str) -> None:
     rank = len(m.shape_of(a))
     if 0 in m.shape_of(a):
         raise SkipError("a softmax of nothing")
-    m.node(op, [a], axis=m.axis(rank) if m.opset >= 11 else m.number(0, rank - 1) if m.chance(0.8) else None)
+    if m.opset >= 11:
+        m.node(op, [a], axis=m.axis(rank))
+    else:  # without an axis it is 1, which a single dimension does not have
+        m.node(op, [a], axis=m.number(0, rank - 1) if rank < 2 or m.chance(0.8) else None)
 
 
 def dropout(m: Maker, op: str) -> None:

@@ -27,6 +27,7 @@ def explicit(node: onnx.NodeProto, opset: int) -> Meaning:
 
     given = attributes(node)
     upper = given.pop("auto_pad") == b"SAME_UPPER"
+    given.pop("ceil_mode", None)  # the number of windows is given
     kernel = given["kernel_shape"]
 
     def run(operands: Sequence[Any]) -> list[Any]:
@@ -123,6 +124,50 @@ def coerced(node: onnx.NodeProto, opset: int) -> Meaning:
             raise ValueError("no such axis")
         rows = int(np.prod(x.shape[: axis % x.ndim], dtype=np.int64))
         return [y.reshape(x.shape) for y in evaluator.run([x.reshape(rows, -1)])]
+
+    return run
+
+
+def log_softmax(node: onnx.NodeProto, opset: int) -> Meaning:
+    """x - max - log(sum(e^(x - max)))."""
+    axis = attributes(node).get("axis", -1)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = operands[0]
+        if not x.size:
+            return [x]
+        kind = np.float64 if x.dtype == np.float64 else np.float32
+        with np.errstate(all="ignore"):
+            less = x.astype(kind) - x.astype(kind).max(axis=axis, keepdims=True)
+            return [(less - np.log(np.exp(less).sum(axis=axis, keepdims=True))).astype(x.dtype)]
+
+    return run
+
+
+def error_function(node: onnx.NodeProto, opset: int) -> Meaning:
+    """erf of doubles in double precision, else in single."""
+    each = np.vectorize(math.erf, otypes=["d"])
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = operands[0]
+        return [(each(x) if x.dtype == np.float64 else each(x).astype(np.float32)).astype(x.dtype)]
+
+    return run
+
+
+def integer_norm(node: onnx.NodeProto, opset: int) -> Meaning:
+    """The root of the sum of squares of integers, which are widened before."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    evaluator = Evaluator(node, opset, plain=True)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = operands[0]
+        if x.dtype.kind not in "iu":
+            return list(evaluator.run(operands))
+        (y,) = evaluator.run([x.astype(np.float64), *operands[1:]])
+        with np.errstate(all="ignore"):
+            return [y.astype(x.dtype)]
 
     return run
 
@@ -231,6 +276,9 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("Softmax", "LogSoftmax", "Hardmax"), _before(13), coerced, "it takes one axis where versions before 13 take all from it on"),
     (("ConvTranspose",), _grouped_bias, biased, "it adds each group the first group's bias"),
     (("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _unweighted, weighted, "it counts elements that ignore_index = -1 names"),
+    (("LogSoftmax",), _always, log_softmax, "it takes the logarithm of Softmax, of which small elements are nothing"),
+    (("Erf",), _always, error_function, "it rounds doubles to single precision"),
+    (("ReduceL2",), _always, integer_norm, "it squares integers in their own type, where they overflow"),
     (("LpNormalization",), _first_norm, absolute_norm, "it adds the elements instead of their absolute values"),
     (("LRN",), _always, local_response, "it computes as many channels as there are images"),
     (("Slice",), _backwards, onnxruntime, "a start before the first element is cut to the first element where a step is negative"),

@@ -50,6 +50,18 @@ def test_two_arguments(op):
         harness.check(TEMPLATE, problem, inputs, tolerance=1e-6, absolute=1e-37)
 
 
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("op", ["add", "mul", "div", "min", "max", "lt", "ge"])
+def test_a_constant_of_any_kind_on_either_side(op, first):
+    x = numbers("f32")
+    for value in SPECIAL:
+        builder = ExpressionBuilder(["f32"])
+        constant = builder.constant(value, "f32")
+        expression = builder.finish(builder(op, *((constant, 0) if first else (0, constant))))
+        problem = harness.problem("elementwise", {"x0": ("f32", x.shape)}, (expression.dtype, x.shape), expression=expression)
+        harness.check(TEMPLATE, problem, {"x0": x}, tolerance=1e-6, absolute=1e-37)
+
+
 @pytest.mark.parametrize("dtype", ["i8", "i32", "i64", "u8", "u32"])
 @pytest.mark.parametrize("op", INTEGER)
 def test_integers(op, dtype):

@@ -238,6 +238,27 @@ def group_norm(node: onnx.NodeProto, opset: int) -> Meaning:
     return run
 
 
+def indexed(node: onnx.NodeProto, opset: int) -> Meaning:
+    """The places of the largest elements by ONNX Runtime, which finds them among the elements' ranks, of whatever type they are."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    plain = onnx.NodeProto()
+    plain.CopyFrom(node)
+    del plain.output[1]
+    values, ranked = Evaluator(plain, opset), onnxruntime(node, opset)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        x = np.asarray(operands[0])
+        _, ranks = np.unique(x.astype(np.float64), return_inverse=True)
+        return [*values.run(operands), ranked([ranks.reshape(x.shape).astype(np.float32)])[1]]
+
+    return run
+
+
+def _indexed(node: onnx.NodeProto, opset: int) -> bool:
+    return len(node.output) > 1 and node.output[1] != ""
+
+
 def _recurrent(node: onnx.NodeProto, opset: int) -> bool:
     given = attributes(node)
     return any(k in given for k in ("activations", "clip", "input_forget")) or (len(node.input) > 4 and node.input[4] != "")
@@ -284,6 +305,7 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("Slice",), _backwards, onnxruntime, "a start before the first element is cut to the first element where a step is negative"),
     (("BatchNormalization",), _before(14), as_newer(15), "it trains where a node has one output and so does not"),
     (("DynamicQuantizeLinear",), _always, onnxruntime, "an input of zeros has the scale 1/255 there, 1 in ONNX Runtime, 0 in the schema"),
+    (("MaxPool",), _indexed, indexed, "it counts places within one channel, and makes them -1 in padding"),
     (("MaxPool", "AveragePool", "LpPool"), _same, explicit, "its padding is wrong with dilations, and less than nothing with long strides"),
     (("RoiAlign",), _before(16), onnxruntime, "it moves places by half a pixel, as only newer versions do"),
     (("GroupNormalization",), _always, group_norm, "it cannot run the body it has it defined by"),

@@ -342,3 +342,8 @@ def test_plans_profiles_and_checks_of_such_a_model(tmp_path, capsys):
     onnx.save(proto, tmp_path / "m.onnx")
     assert main.run(["check", str(tmp_path / "m.onnx"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["host"] == 0
+
+
+def test_a_host_step_of_another_rank_than_declared_is_refused():
+    proto = model("(float16[n,m] x) => (float16[p,q] y) { h = HardSigmoid(x)  y = Squeeze(h) }", 11)
+    refuses(proto, {"x": np.zeros((1, 9), np.float16)}, "cannot work at the sizes n = 1, m = 9", "1 dimensions; expected 2")

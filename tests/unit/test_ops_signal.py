@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx.helper as oh
 import pytest
+from onnx import parser
 from tests.unit.ops_harness import check, kinds, lower_model, make_model, rand
 
+import sartor
 from sartor.errors import ModelError
 
 LAST = {"x": -1}  # the parts of a number
@@ -79,3 +81,13 @@ def test_mel_weights(sizes, dtype):
 
 def test_stft_of_complex_signals_and_windows_of_the_run():
     check("STFT", {"x": rand(2, 30, 2), "w": rand(8)}, {"step": np.array(3)}, order=["x", "step", "w"], fixed=LAST, onesided=0, tolerance=1e-4)
+
+
+def test_stft_refuses_a_length_of_frames_that_is_not_its_window_s():
+    proto = parser.parse_model('<ir_version: 10, opset_import: ["":21]> g (float[1,n,1] x, float[m] w, int64 l) => (float[1,f,k,2] y) '
+                               "<int64 s = {4}> { y = STFT(x, s, w, l) }")
+    feeds = {"x": rand(1, 19, 1), "w": rand(4), "l": np.array(4)}
+    with sartor.Session(sartor.compile(proto, threads=1)) as session:
+        assert session.run(feeds)["y"].shape == (1, 4, 3, 2)
+        with pytest.raises(sartor.FeedError, match="3 and 4 elements"):
+            session.run({**feeds, "l": np.array(3)})

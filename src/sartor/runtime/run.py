@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sartor.errors import ProgramError, SartorError
+from sartor.errors import FeedError, ProgramError, SartorError
 from sartor.fitting.plan import ARENA, BIND, CONSTANT, HOST, INPUT, BindStep, ControlStep, HostStep, Value
 from sartor.runtime.binding import BoundStage, new_array
 from sartor.runtime.context import Array, Context, Memory
@@ -87,6 +87,12 @@ class Run:
         for symbol, output, axis in step.defines:
             found = results[output]
             assert found is not None
+            if found.ndim != len(values[step.outputs[output]].shape):
+                known = ", ".join(f"{name} = {size}" for name, size in self.sizes.items())
+                raise FeedError(
+                    f"the network cannot work at the sizes {known}: {self.program.layers[step.layer].name} makes "
+                    f"{values[step.outputs[output]].name} of {found.ndim} dimensions; expected {len(values[step.outputs[output]].shape)}"
+                )
             self.sizes[symbol] = found.shape[axis]
         arrived: dict[int, Array] = {}
         for index, (v, result) in enumerate(zip(step.outputs, results, strict=True)):

@@ -255,6 +255,22 @@ def indexed(node: onnx.NodeProto, opset: int) -> Meaning:
     return run
 
 
+def scaled(node: onnx.NodeProto, opset: int) -> Meaning:
+    """Attention whose scale is multiplied into the queries, beside the default one over the square root of the heads' width."""
+    from tests.cpu.random_models.reference import Evaluator
+
+    given = attributes(node)
+    scale = given.pop("scale")
+    evaluator = Evaluator(helper.make_node(node.op_type, node.input, node.output, **given), opset)
+
+    def run(operands: Sequence[Any]) -> list[Any]:
+        q = operands[0]
+        width = q.shape[3] if q.ndim == 4 else q.shape[2] // given["q_num_heads"]
+        return evaluator.run([(q * (scale * np.sqrt(float(width)))).astype(q.dtype), *operands[1:]])
+
+    return run
+
+
 def _indexed(node: onnx.NodeProto, opset: int) -> bool:
     return len(node.output) > 1 and node.output[1] != ""
 
@@ -278,6 +294,10 @@ def _first_norm(node: onnx.NodeProto, opset: int) -> bool:
 
 def _backwards(node: onnx.NodeProto, opset: int) -> bool:
     return len(node.input) > 4
+
+
+def _own_scale(node: onnx.NodeProto, opset: int) -> bool:
+    return bool(attributes(node).get("scale"))
 
 
 def _same(node: onnx.NodeProto, opset: int) -> bool:
@@ -307,6 +327,7 @@ INSTEAD: tuple[tuple[tuple[str, ...], Callable[[onnx.NodeProto, int], bool], Mak
     (("DynamicQuantizeLinear",), _always, onnxruntime, "an input of zeros has the scale 1/255 there, 1 in ONNX Runtime, 0 in the schema"),
     (("MaxPool",), _indexed, indexed, "it counts places within one channel, and makes them -1 in padding"),
     (("MaxPool", "AveragePool", "LpPool"), _same, explicit, "its padding is wrong with dilations, and less than nothing with long strides"),
+    (("Attention",), _own_scale, scaled, "it takes the square root of a given scale in single precision"),
     (("RoiAlign",), _before(16), onnxruntime, "it moves places by half a pixel, as only newer versions do"),
     (("GroupNormalization",), _always, group_norm, "it cannot run the body it has it defined by"),
     (("Erf",), _always, double_erf, "it computes in single precision whatever comes"),

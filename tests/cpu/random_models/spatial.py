@@ -316,6 +316,12 @@ def unspecified_pool(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:
     return np.array(np.isnan(operands[0].astype(np.float64)).any())
 
 
+def unspecified_convolution(node: onnx.NodeProto, operands: Sequence[Any]) -> Any:
+    """Images that are not finite under a dilated kernel, in whose gaps the reference multiplies by 0."""
+    dilated = any(a.name == "dilations" and max(a.ints) > 1 for a in node.attribute)
+    return np.array(dilated and not np.isfinite(operands[0].astype(np.float64)).all())
+
+
 SUMS = {
     "Conv": convolution, "ConvTranspose": deconvolution, "DeformConv": deform_conv, "CausalConvWithState": causal_convolution,
     "AveragePool": pool, "LpPool": pool, "GlobalAveragePool": global_pool, "GlobalLpPool": global_pool, "Resize": resize,
@@ -323,7 +329,7 @@ SUMS = {
 }  # fmt: skip
 OPERATORS: dict[str, Entry] = {
     **{op: Entry(make, ulps=4, spread=8) for op, make in SUMS.items()},
-    "Conv": Entry(convolution, ulps=4, spread=8, weight=3),
+    "Conv": Entry(convolution, ulps=4, spread=8, weight=3, unspecified=unspecified_convolution),
     "AveragePool": Entry(pool, ulps=4, spread=8, unspecified=unspecified_pool),
     "Resize": Entry(resize, ulps=4, spread=8, weight=3, unspecified=unspecified_resize),
     "GridSample": Entry(grid_sample, ulps=4, spread=8, precision="float32"),

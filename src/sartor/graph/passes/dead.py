@@ -18,12 +18,16 @@ def run(graph: Graph) -> Graph:
 
 
 def living(graph: Graph) -> list[Layer]:
-    """The layers that the graph's outputs need, in order: for their values, or for sizes that they make known."""
+    """The layers that the graph's outputs need, in order: for their values, or for sizes that they make known.
+
+    Sizes that a `bind` layer reads are needed too where a condition holds them to others: it could not be checked without.
+    """
     needed, sizes = set(graph.outputs), {s for name in graph.outputs for d in graph.tensors[name].shape for s in symbols(d)}
+    held = {s for pair in graph.conditions for d in pair for s in symbols(d)}
     kept: list[Layer] = []
     for layer in reversed(graph.layers):
         defined = {entry[0] for entry in layer.attributes.get("defines", ())}
-        if needed & set(layer.outputs) or defined & sizes:
+        if needed & set(layer.outputs) or defined & sizes or (layer.kind == "bind" and defined & held):
             kept.append(layer)
             needed.update(layer.reads)
             sizes |= layer_symbols(graph.tensors, layer)

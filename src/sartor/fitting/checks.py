@@ -72,7 +72,7 @@ def _check_formulas(blueprint: Blueprint) -> int:
     table = blueprint.formulas
     if not len(table.op) == len(table.a) == len(table.b):
         raise ProgramError("its formulas have columns of different lengths")
-    if not all(isinstance(name, str) for name in table.symbols):
+    if not all(isinstance(name, str) for name in (*table.symbols, *blueprint.given)):
         raise ProgramError("a symbol has no name")
     op, a, b = _column(table.op), _column(table.a), _column(table.b)
     _within("formulas", op, MAXIMUM + 1)

@@ -172,3 +172,22 @@ class Template(Protocol):
 
     def in_place(self, problem: Problem, value: str) -> bool:
         """Whether the output may lie exactly on this input (same bytes, same pitch): each element is read before it is written."""
+
+
+class Knobless:
+    """What templates without knobs share: nothing to choose or to pack, dense operands, an output of its own."""
+
+    def space(self, problem: Problem, device: Device) -> Space:
+        return Space({})
+
+    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
+        return {}
+
+    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
+        return ()
+
+    def contiguous(self, problem: Problem, value: str) -> bool:
+        return True
+
+    def in_place(self, problem: Problem, value: str) -> bool:
+        return False

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Type, Value
 from sartor.sizes import ceildiv, maximum, product
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen, working
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, lanes_for
@@ -20,25 +16,13 @@ from sartor.types import BYTES
 WORK = 1 << 12  # elements worth a slice of their own
 
 
-class Cumulative:
+class Cumulative(Knobless):
     """See the module."""
 
     name = "cumulative"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "cumulative" and problem.input(0).dtype in BYTES and problem.input(0).dtype != "bool"
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
 
     def in_place(self, problem: Problem, value: str) -> bool:
         return True

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import I64, Builder, Type, Value
 from sartor.sizes import ceildiv, maximum, product
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, lanes_for
@@ -21,28 +19,13 @@ from sartor.templates.vectors import along, can_mask, lanes_for
 WORK = 1 << 12  # elements of matrices worth a slice of their own
 
 
-class Determinant:
+class Determinant(Knobless):
     """See the module."""
 
     name = "determinant"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "determinant" and problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         b = Builder("determinant")

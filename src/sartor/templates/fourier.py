@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import I64, Buffer, Builder, Type, Value
 from sartor.sizes import ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen, working
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, lanes_for
@@ -26,28 +24,13 @@ from sartor.types import BYTES
 WORK = 1 << 9  # points worth a slice of their own
 
 
-class Fourier:
+class Fourier(Knobless):
     """See the module."""
 
     name = "fourier"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "fourier" and problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         code = _Code(problem, device)

@@ -5,15 +5,11 @@ Negative indices count from the end; indices outside are brought to the nearest 
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Number, Value
 from sartor.sizes import Dim, ceildiv, maximum, product
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.movement_code import Mover
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along
@@ -23,7 +19,7 @@ from sartor.types import BYTES
 WORK = 1 << 12  # elements worth a slice of their own
 
 
-class Gather:
+class Gather(Knobless):
     """See the module."""
 
     name = "gather"
@@ -31,20 +27,8 @@ class Gather:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "gather" and problem.input(0).dtype in BYTES and problem.input(1).dtype in ("i32", "i64")
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
         return value == problem.layer.inputs[1]
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         code = _Code(problem, device)

@@ -6,15 +6,11 @@ scratch: the products with the key before and after the step, and with the queri
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Number, Type, Value
 from sartor.sizes import ceildiv
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask, lanes_for
 from sartor.types import BYTES
@@ -23,7 +19,7 @@ VECTORS = 4
 """Vectors of columns of a task."""
 
 
-class LinearAttention:
+class LinearAttention(Knobless):
     """See the module."""
 
     name = "linear_attention"
@@ -32,21 +28,6 @@ class LinearAttention:
         if problem.layer.kind != "linear_attention" or problem.input(0).dtype not in ("f32", "f64"):
             return False
         return all(isinstance(d, int) and d > 0 for i in range(3) for d in problem.input(i).shape[2:])
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         code = _Code(problem, device)

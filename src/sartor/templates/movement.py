@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import I64, Buffer, Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, maximum, product
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.movement_code import Mover
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along
@@ -26,7 +23,7 @@ from sartor.types import BYTES, working
 WORK = 1 << 13  # elements worth a slice of their own
 
 
-class _Moving:
+class _Moving(Knobless):
     """What these templates have in common."""
 
     name = ""
@@ -34,19 +31,7 @@ class _Moving:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == self.name and all(problem.tensors[n].dtype in BYTES for n in problem.layer.reads)
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return False
-
-    def in_place(self, problem: Problem, value: str) -> bool:
         return False
 
 

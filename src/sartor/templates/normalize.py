@@ -5,15 +5,11 @@ The mean is taken first and the deviations from it are squared in a second pass,
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import Epilogue, widen, working
 from sartor.templates.reduction import (
     Accumulator,
@@ -36,22 +32,13 @@ VECTORS = 4
 WORK = 1 << 13  # elements worth a slice of their own
 
 
-class Normalize:
+class Normalize(Knobless):
     """See the module."""
 
     name = "normalize"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "normalize" and problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
 
     def contiguous(self, problem: Problem, value: str) -> bool:
         return False

@@ -4,41 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import I64, Builder, Value
 from sartor.sizes import maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen
 from sartor.templates.heap import Heap, ahead
 from sartor.templates.slots import Slots
 from sartor.types import BYTES
 
 
-class Nonzero:
+class Nonzero(Knobless):
     """`nonzero`: one pass that notes the places it meets, and never more of them than there is room for."""
 
     name = "nonzero"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "nonzero" and problem.input(0).dtype == "bool"
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         b = Builder("nonzero")
@@ -55,28 +38,13 @@ class Nonzero:
         return Implementation((KernelCall(b.finish(), slots.arguments, 1, bytes=problem.input(0).bytes + problem.output().bytes),))
 
 
-class Order:
+class Order(Knobless):
     """`order`: a heap of the places of rows, which is emptied from the last place to the first."""
 
     name = "order"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "order" and problem.input(0).dtype in BYTES and problem.input(0).dtype != "bool"
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         b = Builder("order")
@@ -112,28 +80,13 @@ class Order:
         return Implementation((KernelCall(b.finish(), slots.arguments, 1, bytes=problem.input(0).bytes + work),))
 
 
-class Suppress:
+class Suppress(Knobless):
     """`suppress`: for each class a heap of the boxes that score enough, taken best first and kept where no kept one overlaps."""
 
     name = "suppress"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "suppress" and all(problem.input(i).dtype == "f32" for i in (0, 1, 3, 4))
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         b = Builder("suppress")

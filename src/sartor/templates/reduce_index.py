@@ -8,15 +8,12 @@ may be longer, the stretches' bests are compared in turn, with places in 64 bits
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Number, Type, Value, Variable
 from sartor.sizes import Dim, ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import Epilogue, widen, working
 from sartor.templates.reduction import KeptRows, accumulator, block_count, blocks, reduction_of, tiles
 from sartor.templates.slots import Slots
@@ -26,7 +23,7 @@ from sartor.types import BYTES
 _STRETCH = 1 << 30
 
 
-class ReduceIndex:
+class ReduceIndex(Knobless):
     """See the module."""
 
     name = "reduce_index"
@@ -34,19 +31,7 @@ class ReduceIndex:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "reduce" and problem["op"] in ("argmax", "argmin") and problem.input(0).dtype in BYTES
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return False
-
-    def in_place(self, problem: Problem, value: str) -> bool:
         return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:

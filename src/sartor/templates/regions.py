@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import I64, Builder, Type, Value
 from sartor.sizes import ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, RowTable, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless, RowTable
 from sartor.templates.expression_code import Epilogue, widen, working
 from sartor.templates.reduction import tiles
 from sartor.templates.slots import Slots
@@ -25,7 +23,7 @@ WORK = 1 << 9  # outputs worth a slice of their own
 FAR = 1e9  # to which coordinates are limited before they become integers
 
 
-class Regions:
+class Regions(Knobless):
     """See the module."""
 
     name = "regions"
@@ -33,20 +31,8 @@ class Regions:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "regions" and problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
         return value in problem.layer.inputs[1:]
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         code = (_MaxCode if problem["mode"] == "bins" else _SampleCode)(problem, device)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import I64, Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen
 from sartor.templates.movement_code import Mover
 from sartor.templates.resize_tables import ResizedDim, resized_dims, table_bytes, table_calls
@@ -29,7 +28,7 @@ WORK = 1 << 13  # elements worth a slice of their own
 WRITTEN = 16  # taps of all dims but the last that are written out at most
 
 
-class Resize:
+class Resize(Knobless):
     """See the module."""
 
     name = "resize"
@@ -37,19 +36,7 @@ class Resize:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "resize" and problem.input(0).dtype in BYTES
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return False
-
-    def in_place(self, problem: Problem, value: str) -> bool:
         return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:

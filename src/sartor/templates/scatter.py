@@ -6,15 +6,11 @@ come in their order whatever the slices, and an index outside of the output is i
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Value
 from sartor.sizes import ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen
 from sartor.templates.movement_code import BITS
 from sartor.templates.reduction import extreme
@@ -25,7 +21,7 @@ from sartor.types import BYTES
 WORK = 1 << 13  # elements worth a slice of their own
 
 
-class Scatter:
+class Scatter(Knobless):
     """See the module."""
 
     name = "scatter"
@@ -35,18 +31,6 @@ class Scatter:
             return False
         dtype = problem.input(0).dtype
         return dtype in BYTES and (problem["op"] == "none" or dtype != "bool")
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
 
     def in_place(self, problem: Problem, value: str) -> bool:
         return value not in problem.layer.inputs[1:]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Value
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import Epilogue
 from sartor.templates.slots import Slots
 from sartor.templates.vectors import along, can_mask
 
 
-class Sizes:
+class Sizes(Knobless):
     """`sizes`: a vector (or scalar) of sizes."""
 
     name = "sizes"
@@ -23,19 +19,7 @@ class Sizes:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "sizes"
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return False
-
-    def in_place(self, problem: Problem, value: str) -> bool:
         return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
@@ -50,7 +34,7 @@ class Sizes:
         return Implementation((KernelCall(b.finish(), slots.arguments, 1),))
 
 
-class Iota:
+class Iota(Knobless):
     """`iota`: 0, 1, 2, ..."""
 
     name = "iota"
@@ -58,19 +42,7 @@ class Iota:
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "iota"
 
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
     def contiguous(self, problem: Problem, value: str) -> bool:
-        return False
-
-    def in_place(self, problem: Problem, value: str) -> bool:
         return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:

@@ -8,16 +8,13 @@ over NaNs, which turn the sum and so the whole row into NaNs.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops import math as functions
 from sartor.loops.language import Builder, Number, Type, Value
 from sartor.sizes import Dim, ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import Epilogue, widen, working
 from sartor.templates.reduction import (
     KeptRows,
@@ -38,22 +35,13 @@ VECTORS = 4
 WORK = 1 << 12  # elements worth a slice of their own
 
 
-class Softmax:
+class Softmax(Knobless):
     """See the module."""
 
     name = "softmax"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "softmax" and problem.input(0).dtype in ("f16", "bf16", "f32", "f64")
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
 
     def contiguous(self, problem: Problem, value: str) -> bool:
         return False

@@ -6,15 +6,11 @@ the last place to the first.  A NaN counts as larger than all numbers.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Buffer, Builder, Value
 from sartor.sizes import ceildiv, maximum, product
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.expression_code import widen
 from sartor.templates.heap import Heap, ahead
 from sartor.templates.slots import Slots
@@ -23,28 +19,13 @@ from sartor.types import BYTES
 WORK = 1 << 11  # elements worth a slice of their own
 
 
-class TopK:
+class TopK(Knobless):
     """See the module."""
 
     name = "topk"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "topk" and problem.input(0).dtype in BYTES and problem.input(0).dtype != "bool"
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         shape, axis = problem.input(0).shape, problem["axis"]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from sartor.devices.device import Device
 from sartor.graph.layer import Problem
 from sartor.loops.language import Builder, Type, Value
 from sartor.sizes import ceildiv, maximum
-from sartor.templates.base import Config, Implementation, KernelCall, Space
+from sartor.templates.base import Config, Implementation, KernelCall, Knobless
 from sartor.templates.slots import Slots
 
 WORK = 1 << 6  # trees worth a slice of their own
@@ -18,28 +14,13 @@ COMPARISONS = ("le", "lt", "ge", "gt", "eq", "ne")
 FIELDS = 6  # of a node: feature, comparison, where to go if it holds and if not, first and end of a leaf's votes
 
 
-class Trees:
+class Trees(Knobless):
     """See the module."""
 
     name = "trees"
 
     def applies(self, problem: Problem, device: Device) -> bool:
         return problem.layer.kind == "trees" and problem.input(0).dtype in ("f32", "f64") and problem.output().dtype in ("f32", "f64")
-
-    def space(self, problem: Problem, device: Device) -> Space:
-        return Space({})
-
-    def default(self, problem: Problem, device: Device) -> dict[str, Any] | None:
-        return {}
-
-    def pack(self, problem: Problem, config: Config, device: Device) -> tuple[np.ndarray[Any, Any], ...]:
-        return ()
-
-    def contiguous(self, problem: Problem, value: str) -> bool:
-        return True
-
-    def in_place(self, problem: Problem, value: str) -> bool:
-        return False
 
     def build(self, problem: Problem, config: Config, device: Device) -> Implementation:
         b = Builder("trees")

@@ -7,6 +7,7 @@ is zeros.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from sartor.devices.device import Device
@@ -43,7 +44,7 @@ class Regions(Knobless):
         return Implementation((call,))
 
 
-class _Code:
+class _Code(ABC):
     """What both have: operands, and the walk over output pixels."""
 
     def __init__(self, problem: Problem, device: Device) -> None:
@@ -76,8 +77,9 @@ class _Code:
             box = [widen(b, b.load(self.boxes, region * 4 + k)) for k in range(4)]
             self.pixel(pixel, b.select(there, image, 0), there, box, line - region * self.rows, pixel - line * self.columns)
 
+    @abstractmethod
     def pixel(self, pixel: Value, image: Value, there: Value, box: list[Value], row: Value, column: Value) -> None:
-        raise NotImplementedError
+        """Emits one output pixel, all channels."""
 
     def put(self, pixel: Value, column: Value, lanes: int, mask: Value | None, value: Value) -> None:
         at = pixel * self.y_pitch + column
